@@ -115,7 +115,7 @@ def __getattr__(name: str) -> Any:
         ops = import_module("rlx.ops")
         value = getattr(ops if name.removesuffix("_") in ops.OPS else import_module("rlx.numpy"), name, None)
         if value is None:
-            meant = import_module("rlx.runtime.misuse").meant_by(name)
+            meant = import_module("rlx.runtime.misuse").meant_by(name, __dir__())
             raise AttributeError(f"module 'rlx' has no attribute or op {name!r}{meant}")
     globals()[name] = value
     return value

@@ -1,4 +1,4 @@
-"""The compiler, whole: graph -> passes -> legalise -> fuse -> layout -> order -> plan -> code.
+"""The compiler, whole: graph -> precision -> passes -> legalise -> fuse -> layout -> order -> plan -> code.
 
 Every arrow is a function of its input and can be printed: `explain(stage)` of a compiled graph shows what came out.
 """
@@ -22,6 +22,7 @@ from rlx.passes import run_passes
 from rlx.passes.dims import apply_dims
 from rlx.passes.legalise import Dispatch, legalise
 from rlx.passes.number_strings import constant_strings, has_strings, number_strings
+from rlx.passes.precision import apply_precision
 from rlx.passes.rewrite import track_values
 from rlx.plan.order import reorder, usual_extents
 from rlx.records import dataclass, field
@@ -89,7 +90,7 @@ def stages_of(graph: Graph, backend: Backend, options: CompileOptions) -> Stages
     """The stages up to the program; makes no code."""
     graph = apply_dims(graph, options.dims)
     verify(graph)
-    optimised, legal, dispatch = legal_graph(graph, backend)
+    optimised, legal, dispatch = legal_graph(graph, backend, options.precision)
     if isinstance(backend, LibraryBackend):
         return Stages(graph, optimised, legal, dispatch, None)
     if not isinstance(backend, CodeGenerator):
@@ -97,8 +98,10 @@ def stages_of(graph: Graph, backend: Backend, options: CompileOptions) -> Stages
     return Stages(graph, optimised, legal, dispatch, lower_graph(legal, backend, options.packing))
 
 
-def legal_graph(graph: Graph, backend: Backend) -> tuple[Graph, Graph, list[Dispatch]]:
+def legal_graph(graph: Graph, backend: Backend, precision: str = "f32") -> tuple[Graph, Graph, list[Dispatch]]:
     """The graph after the passes, the same in ops that the device runs, and what became of each node."""
+    track_values(graph)
+    graph = apply_precision(graph, precision)
     track_values(graph)
     optimised = run_passes(number_strings(graph)) if backend.rewrites else graph
     track_values(optimised)

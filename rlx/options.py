@@ -18,11 +18,13 @@ DimSpec = int | tuple[int, int]
 DEVICE_OPTIONS = ("threads", "alignment", "search", "reuse", "packing", "trap", "debug")
 
 # What `precision` may be. For values that a graph declares as f32: the type they are stored in, the type that operands
-# of products are rounded to, and the type that sums of products are kept in. docs/design.md, section 7, defines it.
+# of products are rounded to (of "q8": activations, in products with weights of 8 bits or fewer), and the type that sums
+# of products are kept in. docs/design.md, section 7, defines it.
 PRECISIONS: Mapping[str, tuple[str, str, str]] = {
     "f32": ("f32", "f32", "f32"),
     "bf16": ("f32", "bf16", "f32"),
     "f16": ("f32", "f16", "f32"),
+    "q8": ("f32", "q8", "f32"),
 }
 
 ELSEWHERE = {  # what other runtimes call it -> what is written here
@@ -45,7 +47,7 @@ class CompileOptions:
     device: str = "auto"  # "auto", or a name that `rlx devices` lists
     dims: Mapping[str, Any] | None = None  # name -> int or (lo, hi); input -> tuple of those, or {axis: own}
     threads: int | None = None  # CPU threads of a run, the caller's too, 64 at most; None: what the machine grants
-    precision: Literal["f32", "bf16", "f16"] = "f32"  # what operands of products are rounded to
+    precision: Literal["f32", "bf16", "f16", "q8"] = "f32"  # what operands of products are rounded to
     budget: int | str | None = None  # bytes ("8GiB", 123456) that the model may take; None: what is free
     over_budget: Literal["error", "warn", "allow"] = "error"  # where it does not fit
     deterministic: bool = True  # equal inputs give equal bits on one machine for any `threads`; so far they always do
@@ -163,7 +165,7 @@ class EveryDevicesOptions(TypedDict, total=False):
     """The fields of `CompileOptions` as keywords of functions, for type checkers: all but the device and dims."""
 
     threads: int | None
-    precision: Literal["f32", "bf16", "f16"]
+    precision: Literal["f32", "bf16", "f16", "q8"]
     budget: int | str | None
     over_budget: Literal["error", "warn", "allow"]
     deterministic: bool

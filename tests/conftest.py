@@ -85,7 +85,7 @@ def has_instructions(name: str) -> bool:
     """Whether code is made here for instructions that the marker `needs` names."""
     from targets import machine
 
-    from rlx.backends.cpu.gemm.panels import int8
+    from rlx.backends.cpu.gemm.panels import int8_layout
 
     match name:
         case "avx2":
@@ -93,7 +93,7 @@ def has_instructions(name: str) -> bool:
         case "avx512":
             return machine().x86 and machine().vector_bytes >= 64
         case "vnni":
-            return int8.instructions(machine()).dots
+            return int8_layout.instructions(machine()).dots
         case "amx":
             return machine().tiles
         case "amx_f32":

@@ -249,7 +249,7 @@ CPU = "rlx.backends.cpu"
 # part -> the parts that it may import: what makes code is above what describes it, and a run needs no code generator
 CPU_PARTS: dict[str, set[str]] = {
     "target": set(),
-    "schedule": set(),
+    "schedule": {"target"},
     "llvm": set(),
     "jit": {"llvm", "target"},
     "native": {"jit"},

@@ -103,9 +103,9 @@ class MemorySpace(ABC):
 class Array:
     """A value in the memory of a device: what runs on it give, and take back without a way through the host.
 
-    `dtype` is NumPy's, or that of `ml_dtypes` for bf16, 8-bit floats and 4-bit types, as of the arrays that the CPU
-    gives. What a run gives has memory of its own: who writes there by way of DLPack changes no weight, state or other
-    result. `held` is what the `space` knows it by: an array of the library.
+    `dtype` is NumPy's, or that of `ml_dtypes` for bf16, 8-bit floats and types of fewer bits, as of the arrays
+    that the CPU gives. What a run gives has memory of its own: who writes there by way of DLPack changes no weight,
+    state or other result. `held` is what the `space` knows it by: an array of the library.
     """
 
     __slots__ = ("__weakref__", "dtype", "held", "shape", "space")
@@ -133,7 +133,7 @@ class Array:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the elements as a NumPy array; one of 4 bits has a byte there."""
+        """The bytes of the elements as a NumPy array; one of fewer than 8 bits has a byte there."""
         return self.size * self.dtype.itemsize
 
     def numpy(self) -> HostArray:
@@ -171,7 +171,7 @@ class Array:
     def __dlpack__(self, **options: Any) -> Any:
         """The memory for `from_dlpack` of another library, not copied unless that asks for it.
 
-        Raises `BufferError` for 4-bit types, which libraries lay out in different ways.
+        Raises `BufferError` for types of fewer than 8 bits, which libraries lay out in different ways.
         """
         kind = dtype_of(self.dtype)
         if kind.bits < 8:

@@ -20,7 +20,7 @@ from rlx.ir.graph import Array, refuse_masked
 __all__ = ["DLPackArray", "read_dlpack", "to_dlpack"]
 
 UNSIGNED = 1  # kDLUInt
-CODES = {"bf16": 4, "f8e4m3": 10, "f8e5m2": 12}  # kDLBfloat, kDLFloat8_e4m3fn, kDLFloat8_e5m2
+CODES = {"bf16": 4, "f8e4m3": 10, "f8e4m3fnuz": 11, "f8e5m2": 12, "f8e5m2fnuz": 13, "f8e8m0": 14}  # DLDataTypeCode
 DEVICES = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 14: "oneapi", 15: "webgpu", 16: "hexagon"}
 HOST = (1, 3, 11, 13)  # kDLCPU, and memory of devices that the CPU can read
 NAMES = {b"dltensor": 0, b"dltensor_versioned": 32}  # of a capsule -> where its DLTensor starts
@@ -65,7 +65,7 @@ def to_dlpack(array: Any) -> DLPackArray:
 
     NumPy arrays can be given to them as they are, unless their type is bf16 or a float of 8 bits. Views in the arena
     are read-only: a consumer that does not know of that (before DLPack 1.0) gets a `BufferError`. Raises `DTypeError`
-    for 4-bit types, which NumPy keeps in a byte each.
+    for types of 2 and 4 bits, which NumPy keeps in a byte each.
     """
     refuse_masked("to_dlpack", array)
     try:

@@ -211,7 +211,9 @@ class ReferenceExecutable(StatefulExecutable[Array]):
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
         with self.taken():
             shapes = {v.name: a.shape for v, a in zip(self.graph.inputs, inputs, strict=True)}
-            check_out(self.graph, bind_extents(self.graph, shapes), out)
+            extents = bind_extents(self.graph, shapes)
+            check_guards(self.graph, extents)
+            check_out(self.graph, extents, out)
             results = self.run_all(inputs)
         for output, target, result in zip(self.graph.outputs, out, results, strict=True):
             if target is not None and target.shape != result.shape:
@@ -280,6 +282,7 @@ class ReferenceBackend(LibraryBackend):
 
     name = "reference"
     rewrites = False
+    precisions = frozenset({"f32", "q8"})
     honours = frozenset({"trap", "debug"})  # there is no arena to fill; views of an earlier run are refused
 
     @property

@@ -13,8 +13,8 @@ from rlx.cli.run import load_model
 from rlx.cli.show import print_json, residual_lines, table, working
 from rlx.errors import RlxError
 from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.page import report_page
-from rlx.runtime.rooflines import Rooflines, learn, rooflines
+from rlx.runtime.report.page import report_page
+from rlx.runtime.report.rooflines import Rooflines, learn, rooflines
 from rlx.units import seconds_text
 
 __all__ = ["profile", "report"]

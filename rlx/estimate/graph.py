@@ -62,7 +62,7 @@ def estimate_graph(
     graph = apply_dims(graph, options.dims)
     verify(graph)
     check_bounded(graph)
-    _, legal, _ = legal_graph(graph, backend)
+    _, legal, _ = legal_graph(graph, backend, options.precision)
     if not isinstance(backend, CodeGenerator):
         return estimate_library(graph, legal, backend.name, overhead, options)
     program = lower_graph(legal, backend, options.packing)

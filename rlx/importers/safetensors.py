@@ -31,7 +31,7 @@ MAX_PARTS = 1 << 12  # files of a model
 _DTYPES = {
     "F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "f8e4m3", "F8_E5M2": "f8e5m2", "I64": "i64",
     "I32": "i32", "I16": "i16", "I8": "i8", "U64": "u64", "U32": "u32", "U16": "u16", "U8": "u8", "BOOL": "bool",
-    "C64": "c64", "F4": "f4e2m1",
+    "C64": "c64", "F4": "f4e2m1", "F8_E4M3FNUZ": "f8e4m3fnuz", "F8_E5M2FNUZ": "f8e5m2fnuz", "F8_E8M0": "f8e8m0",
 }  # fmt: skip
 
 

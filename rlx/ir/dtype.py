@@ -1,4 +1,4 @@
-"""Element types: name, width in bits, kind, and the NumPy type that carries them; 4-bit elements as bytes."""
+"""Element types: name, width in bits, kind, and the NumPy type that carries them; narrow elements as bytes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class DType:
     """An element type.
 
     `bits` is the width of a stored element; `kind` is "f" (floating), "i" (signed), "u" (unsigned), "b" (bool), "c"
-    (complex) or "s" (string); `numpy` is the array type that carries it in Python. 4-bit types are stored two to a
-    byte, although the NumPy type spends a byte on each. A string is stored as its number in the dictionary of a run
-    (`rlx/ir/strings.py`).
+    (complex) or "s" (string); `numpy` is the array type that carries it in Python. Types of 2 and 4 bits are stored
+    four and two to a byte, although the NumPy type spends a byte on each element. A string is stored as its number in
+    the dictionary of a run (`rlx/ir/strings.py`).
     """
 
     name: str
@@ -55,7 +55,7 @@ class DType:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element; raises `DTypeError` for the 4-bit types, which have no whole number of bytes."""
+        """Bytes of one element; raises `DTypeError` for types of less than a byte."""
         if self.bits % 8:
             raise DTypeError(f"{self.name} has {self.bits} bits: elements are packed, count bytes with nbytes()")
         return self.bits // 8
@@ -66,7 +66,7 @@ class DType:
 
     @property
     def native(self) -> bool:
-        """Whether the buffer protocol carries it (bf16, the 8-bit floats and 4-bit types travel as bit views)."""
+        """Whether the buffer protocol carries it (bf16, 8-bit floats and narrower types travel as bit views)."""
         return isinstance(self.carrier, type)
 
 
@@ -78,7 +78,12 @@ def _table() -> dict[str, DType]:
         ("bf16", 16, "f", "bfloat16"),
         ("f8e4m3", 8, "f", "float8_e4m3fn"),
         ("f8e5m2", 8, "f", "float8_e5m2"),
+        ("f8e4m3fnuz", 8, "f", "float8_e4m3fnuz"),
+        ("f8e5m2fnuz", 8, "f", "float8_e5m2fnuz"),
+        ("f8e8m0", 8, "f", "float8_e8m0fnu"),
         ("f4e2m1", 4, "f", "float4_e2m1fn"),
+        ("i2", 2, "i", "int2"),
+        ("u2", 2, "u", "uint2"),
         ("i4", 4, "i", "int4"),
         ("u4", 4, "u", "uint4"),
         ("i8", 8, "i", np.int8),
@@ -134,21 +139,26 @@ def _of_numpy(spec: object) -> DType | None:
     return _BY_NUMPY.get(dtype)
 
 
-# ---- 4-bit elements, two a byte, the first in the low half, as DLPack and ONNX have them
+# ---- elements of 2 and 4 bits, four and two a byte, the first in the lowest bits, as DLPack and ONNX have them
 
 
 def pack(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The bytes (u8) of 4-bit elements, which NumPy holds in a byte each; an odd count leaves the last half 0."""
-    assert dtype_of(array.dtype).bits == 4
-    halves = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & 15
-    if len(halves) % 2:
-        halves = np.append(halves, np.uint8(0))
-    return np.asarray(halves[::2] | halves[1::2] << 4, np.uint8)
+    """The bytes (u8) of such elements, which NumPy holds in a byte each; what the last byte has left over is 0."""
+    bits = dtype_of(array.dtype).bits
+    assert bits in (2, 4)
+    parts, single = 8 // bits, np.ascontiguousarray(array).reshape(-1).view(np.uint8) & (1 << bits) - 1
+    if len(single) % parts:
+        single = np.append(single, np.zeros(-len(single) % parts, np.uint8))
+    packed = single[::parts].copy()
+    for part in range(1, parts):
+        packed |= single[part::parts] << part * bits
+    return packed
 
 
 def unpack(packed: np.ndarray[Any, Any], dtype: DType, shape: Sequence[int]) -> np.ndarray[Any, Any]:
     """The elements in such bytes, a byte each."""
-    count = math.prod(shape)
-    halves = np.empty(2 * len(packed), np.uint8)
-    halves[::2], halves[1::2] = packed & 15, packed >> 4
-    return halves[:count].view(dtype.numpy).reshape(shape)
+    bits, parts, count = dtype.bits, 8 // dtype.bits, math.prod(shape)
+    single = np.empty(parts * len(packed), np.uint8)
+    for part in range(parts):
+        single[part::parts] = packed >> part * bits & (1 << bits) - 1
+    return single[:count].view(dtype.numpy).reshape(shape)

@@ -12,6 +12,7 @@ from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim, Guard, Shape, Size, Symbol, evaluate, symbols
 
 __all__ = [
+    "UnequalSizes",
     "bind_extents",
     "bind_result",
     "check_all",
@@ -25,6 +26,16 @@ __all__ = [
 
 
 T = TypeVar("T")
+
+
+class UnequalSizes(ExecutionError):
+    """Sizes that the graph was made for as equal differ in a run: a guard does not hold."""
+
+    def __init__(self, message: str, sizes: tuple[int, int]) -> None:
+        super().__init__(message)
+        self.sizes = sizes
+
+
 Solver = Callable[[Dim, int], tuple[Symbol, int] | None]
 
 
@@ -162,7 +173,8 @@ def check_all(guards: Sequence[Guard], extents: Mapping[str, int]) -> None:
     for guard in guards:
         lhs, rhs = evaluate(guard.lhs, extents), evaluate(guard.rhs, extents)
         if lhs != rhs:
-            raise ExecutionError(f"{guard.why}: {guard.lhs} is {lhs} and {guard.rhs} is {rhs} in this run")
+            message = f"{guard.why}: {guard.lhs} is {lhs} and {guard.rhs} is {rhs} in this run"
+            raise UnequalSizes(message, (lhs, rhs))
 
 
 def _known(size: Size, extents: Mapping[str, int]) -> bool:

@@ -33,7 +33,7 @@ from rlx.kernels.expr import (
     walk,
 )
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, Lowered, Piece, lower_node, out_vars
-from rlx.kernels.narrow import has_narrow, is_narrow, narrow_store, on_bytes, unknown_dtype
+from rlx.kernels.narrow import as_bytes, byte_store, has_bytes, is_narrow, on_bytes, unknown_dtype
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.kernels.regions import place_extents, place_guards, place_regions
 from rlx.kernels.state_writes import StateWrites, kernel_name, last_readers, order_states
@@ -99,8 +99,8 @@ class Fuser(StateWrites):
         self.buffers: dict[Value, Buffer] = {}
         self.copies: dict[Value, Buffer] = {}  # in the arena, of values that are not
         self.stored: dict[Value, Buffer] = {}  # the bytes of encoded values
-        self.narrow = has_narrow(graph)
-        self.bytes: dict[Buffer, Buffer] = {}  # those of buffers of 4-bit elements
+        self.has_bytes = has_bytes(graph)
+        self.bytes: dict[Buffer, Buffer] = {}  # those of buffers whose elements no device computes in
         self.encodes: dict[Value, Node] = {}  # encoded values that are not made yet, by the nodes that encode
         self.elements: dict[Value, Value] = {}  # encoded values -> what holds their elements one by one
         self.virtual: dict[Value, Expr] = {}
@@ -173,7 +173,9 @@ class Fuser(StateWrites):
             self.place_encoded(node)
             return
         lowered = lower_node(node, self.fresh)
-        if lowered is None or unknown_dtype(lowered, self.target.accepts_dtype) is not None:
+        refused = [d for d in lowered.dtypes() if not self.target.accepts_dtype(d)] if lowered else []
+        self.has_bytes |= bool(refused)  # which an expression may have without a value of it
+        if lowered is None or (refused and unknown_dtype(lowered, self.target.accepts_dtype) is not None):
             self.host_call(node)
         elif not (lowered.anchor and self.place_anchor(node, lowered, lowered.anchor)):
             self.place_map(node, lowered)
@@ -457,7 +459,7 @@ class Fuser(StateWrites):
         return copy
 
     def shown(self, value: Value) -> Buffer:
-        """The buffer of an output: in the arena, 4-bit elements a byte each."""
+        """The buffer of an output: in the arena, narrow elements a byte each."""
         if value.type.encoding is not None:
             made = Buffer(self.unique(value.name or "t"), "arena", value.shape, value.dtype)
             self.program.run.append(self.kernel_into(value, made))
@@ -523,7 +525,7 @@ class Fuser(StateWrites):
                 anchor = replace(anchor, x=self.on_buffers(anchor.x), w=self.on_buffers(anchor.w), zero=zero)
             case Attention():
                 anchor = attention_operands.on_buffers(self, anchor)
-        store = Store(buffer, p.shape, at, self.on_buffers(p.expr))
+        store = self.store_of(buffer, p.shape, at, self.on_buffers(p.expr))
         return Kernel(kernel_name(p.nodes), (store,), anchor, nodes=tuple(dict.fromkeys(p.nodes)))
 
     def kernel_into(self, value: Value, buffer: Buffer) -> Kernel:
@@ -552,18 +554,18 @@ class Fuser(StateWrites):
             return decoded(x, self.stored[x.source], buffer.encoding)
 
         made = transform(expr, place)
-        return computable(on_bytes(made, self.bytes_of) if self.narrow else made, self.rounds)
+        return computable(on_bytes(made, self.bytes_of) if self.has_bytes else made, self.rounds)
 
     def bytes_of(self, buffer: Buffer) -> Buffer:
-        """The bytes of a buffer of 4-bit elements."""
+        """The bytes of a buffer whose elements no device computes in."""
         if buffer not in self.bytes:
             self.bytes[buffer] = buffer.bytes
         return self.bytes[buffer]
 
     def store_of(self, buffer: Buffer, extents: Shape, at: tuple[Expr, ...], expr: Expr) -> Store:
         """The store of an expression over buffers."""
-        if is_narrow(buffer.dtype):
-            store = narrow_store(self.bytes_of(buffer), buffer, extents, at, expr)
+        if as_bytes(buffer.dtype):
+            store = byte_store(self.bytes_of(buffer), buffer, extents, at, expr)
             return replace(store, expr=computable(store.expr, self.rounds))
         return Store(buffer, extents, at, expr)
 

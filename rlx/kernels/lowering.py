@@ -14,7 +14,7 @@ from itertools import count
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.ir.casting import cast
+from rlx.ir.casting import cast, rounded_q8_element
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node, TensorType, Value
 from rlx.ir.shape import Shape, Size
@@ -108,7 +108,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Contract:
-    """C[b..., m, n] = sum over k of (a - zero) * b. `a` and `b` are over the out vars (batch..., m, n) and Var("k")."""
+    """C[b..., m, n] = sum over k of (a - zero) * b. `a` and `b` are over the out vars (batch..., m, n) and Var("k").
+
+    `activations` "q8": a is rounded to whole numbers of 8 bits in blocks along k first (`rlx.ir.casting`).
+    """
 
     m: Size
     n: Size
@@ -116,6 +119,7 @@ class Contract:
     a: Expr
     b: Expr
     zero: Expr | None = None  # one number; none: 0
+    activations: str = ""
 
 
 @dataclass(frozen=True)
@@ -229,16 +233,22 @@ class Lowering:
         vars = out_vars(len(extents))
         return Written(tuple(extents), tuple(index(*vars)), value(*vars))
 
-    def contract(self, m: Size, n: Size, k: Size, a: Callable[..., Expr], b: Callable[..., Expr]) -> Lowered:
+    def contract(
+        self, m: Size, n: Size, k: Size, a: Callable[..., Expr], b: Callable[..., Expr], activations: str = ""
+    ) -> Lowered:
         """Matrix product: a(*batch, m, k) and b(*batch, k, n) over the output [*batch, m, n]."""
         (t,) = self.out
         *batch, row, column = out_vars(t.rank)
         depth = Var("k")
-        anchor = Contract(m, n, k, a(*batch, row, depth), b(*batch, depth, column))
+        anchor = Contract(m, n, k, a(*batch, row, depth), b(*batch, depth, column), None, activations)
         sums = accumulator(t.dtype)
 
+        def left(r: Expr) -> Expr:
+            return self.cast(a(*batch, row, r), sums)
+
         def product(r: Expr) -> Expr:
-            return self.cast(a(*batch, row, r), sums) * self.cast(b(*batch, r, column), sums)
+            x = rounded_q8_element(self, left, k, r) if activations else left(r)
+            return x * self.cast(b(*batch, r, column), sums)
 
         return self._anchored(anchor, self.reduce("add", (k,), product), None)
 

@@ -18,10 +18,11 @@ from rlx.ir.literal import format_attribute
 from rlx.ir.shape import Size
 from rlx.kernels.expr import Expr, Load, SizeOf, loads, transform, walk
 from rlx.kernels.program import Buffer, Kernel, Program, Store
+from rlx.kernels.strategy import Strategy
 from rlx.ops.experts import GroupedMatMul
 from rlx.records import names_of, replace
 
-__all__ = ["alike", "is_fixed", "is_static", "make_once"]
+__all__ = ["alike", "is_fixed", "is_static", "make_once", "make_once_in_run"]
 
 
 def is_fixed(e: Expr) -> bool:
@@ -60,10 +61,40 @@ def alike(program: Program, same: Mapping[Buffer, Buffer]) -> tuple[dict[Buffer,
 def make_once(program: Program) -> None:
     """Removes every kernel of `prepare` that does what an earlier one does, and reads that one's results instead."""
     same, kept = alike(program, {})
-    if not same:
-        return
+    if same:
+        program.prepare = kept
+        _replace(program, same)
+
+
+def make_once_in_run(program: Program, strategy: Strategy) -> None:
+    """The same for kernels of a run that a strategy computes, between two that change what they read.
+
+    Branches and loops are bounds too: what lies beyond one may not have run.
+    """
+    same: dict[Buffer, Buffer] = {}
+    first: dict[Key, Kernel] = {}
+    kept: list[Kernel] = []
+    for kernel in program.run:
+        written = {b.base for b in kernel.writes()}
+        if kernel.mark is not None:
+            first = {}
+        elif kernel.strategy is strategy:
+            earlier = first.setdefault(_key(kernel, same), kernel)
+            if earlier is not kernel:
+                same |= dict(zip(kernel.writes(), earlier.writes(), strict=True))
+                continue
+        elif written:
+            first = {key: k for key, k in first.items() if written.isdisjoint(b.base for b in k.reads())}
+        kept.append(kernel)
+    if same:
+        program.run = kept
+        _replace(program, same)
+
+
+def _replace(program: Program, same: dict[Buffer, Buffer]) -> None:
+    """Has all kernels read other buffers in the place of some."""
     to = _Replaced(same)
-    program.prepare = [to.kernel(kernel) for kernel in kept]
+    program.prepare = [to.kernel(kernel) for kernel in program.prepare]
     program.run = [to.kernel(kernel) for kernel in program.run]
     program.outputs = [(name, to.buffer(b)) for name, b in program.outputs]
     program.updates = {name: to.buffer(b) for name, b in program.updates.items()}

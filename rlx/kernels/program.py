@@ -27,7 +27,7 @@ class Buffer:
 
     A view has a `root` and lies `offset` bytes into it; its contents are compact and row-major. The new value of a
     state is a view of it, which kernels write. `space` is the device whose memory it is, "" for that of the program; a
-    view is where its root is. Elements of 4 bits are packed, two a byte; those of a `wide` buffer take a byte each, as
+    view is where its root is. Elements of 2 and 4 bits are packed; those of a `wide` buffer take a byte each, as
     NumPy holds them: of inputs and outputs, states, and rows that a loop stacks. See `rlx.kernels.narrow`.
     """
 
@@ -62,7 +62,7 @@ class Buffer:
 
     @property
     def bytes(self) -> Buffer:
-        """The bytes of a buffer of 4-bit elements, as a view."""
+        """The bytes of a buffer of elements of 8 bits and less, as a view."""
         shape = self.byte_shape if self.is_packed else self.shape
         return Buffer(f"{self.name}.bytes", self.kind, shape, DTYPES["u8"], root=self.base, offset=self.offset)
 
@@ -72,8 +72,9 @@ class Buffer:
 
     @property
     def byte_shape(self) -> Shape:
-        """The shape of the bytes of packed 4-bit elements."""
-        return ((numel(self.shape) + 1) // 2,)
+        """The shape of the bytes of packed elements."""
+        parts = 8 // self.dtype.bits
+        return ((numel(self.shape) + (parts - 1)) // parts,)
 
     @property
     def stored_shape(self) -> Shape:

@@ -19,7 +19,7 @@ from rlx.ir.shape import Shape, symbols
 from rlx.kernels.encoded import encoded_stores, rows_of_bytes
 from rlx.kernels.expr import Check, Expr, Load, Var, loads, substitute_vars, transform, walk
 from rlx.kernels.lowering import Written, lower_in_place, out_vars
-from rlx.kernels.narrow import is_narrow, on_bytes
+from rlx.kernels.narrow import as_bytes, is_narrow, on_bytes, opaque_type
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.records import dataclass, replace
 
@@ -84,21 +84,27 @@ class StateWrites:
         if made is not None and result.type.encoding is not None:
             self.place_blocks(node, made)
             return True
-        if made is None or not all(self.target.accepts_dtype(x.dtype) for x in walk(made.expr)):
+        if made is None or not self.is_computable(made.expr):
             return False
         expr, absorbed = self.resolve(made.expr, node, made.extents)
         target = self.state_view(result)
         index = tuple(self.on_buffers(self.checked_ahead(i, made.extents, node)) for i in made.index)
-        kernel = Kernel("", (Store(target, made.extents, index, self.on_buffers(expr)),))
+        kernel = Kernel("", (self.store_of(target, made.extents, index, self.on_buffers(expr)),))
         if not kernel.may_overwrite(target.base):  # the rows are made of others of the state
             rows = self.in_arena(node.inputs[1])
-            kernel.stores = (replace(kernel.stores[0], expr=Load(rows, out_vars(node.inputs[1].rank), rows.dtype)),)
+            row = on_bytes(Load(rows, out_vars(node.inputs[1].rank), rows.dtype), self.bytes_of)
+            kernel.stores = (self.store_of(target, made.extents, index, row),)
             absorbed = []
         kernel.nodes = tuple(dict.fromkeys([*absorbed, node]))
         kernel.name = kernel_name(kernel.nodes)
         self.program.run.append(kernel)
         self.buffers[result] = target
         return True
+
+    def is_computable(self, expr: Expr) -> bool:
+        """Whether the target has all types in it, or is given bytes for them."""
+        known = all(self.target.accepts_dtype(x.dtype) or as_bytes(x.dtype) for x in walk(expr))
+        return known and opaque_type(expr) is None
 
     def place_blocks(self, node: Node, made: Written) -> None:
         """Encoded rows that replace others of a state: encoded where they belong, or copied block by block."""
@@ -185,7 +191,9 @@ class StateWrites:
         elif not is_narrow(value.dtype):
             target, nodes = self.state_view(value), self.nodes_of.get(value, ())
             expr = self.on_buffers(self.virtual[value])
-            kernel = Kernel(kernel_name(nodes), (Store(target, value.shape, out_vars(value.rank), expr),), nodes=nodes)
+            kernel = Kernel(
+                kernel_name(nodes), (self.store_of(target, value.shape, out_vars(value.rank), expr),), nodes=nodes
+            )
             if kernel.may_overwrite(root):
                 self.program.run.append(kernel)
                 del self.virtual[value]

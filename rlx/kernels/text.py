@@ -148,7 +148,8 @@ def _anchor_lines(kernel: Kernel) -> Iterator[str]:
     operands: list[tuple[str, Expr]] = []
     match kernel.anchor:
         case Contract(m=m, n=n, k=k, a=a, b=b, zero=zero):
-            yield f"m = {format_size(m)}, n = {format_size(n)}, k = {format_size(k)}"
+            rounded = f", activations {kernel.anchor.activations}" if kernel.anchor.activations else ""
+            yield f"m = {format_size(m)}, n = {format_size(n)}, k = {format_size(k)}{rounded}"
             operands = [("a", a), ("b", b), *([] if zero is None else [("zero", zero)])]
         case Conv() as conv:
             yield (

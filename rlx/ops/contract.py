@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlx.errors import DTypeError, OptionError, ShapeError
+from rlx.ir.casting import rounded_q8
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import broadcast, numel, same, unify
@@ -15,18 +16,28 @@ from rlx.ops.elementwise import Add, Mul
 from rlx.ops.layout import Transpose
 
 
+def _check_activations(op: Op, activations: str, a: TensorType, b: TensorType) -> None:
+    if activations not in ("", "q8"):
+        raise OptionError(f"{op.op_name}: activations={activations!r}: expected 'q8', or '' for what they are")
+    if activations and (a.dtype.name != "f32" or a.rank < 2 or b.rank < 2):
+        raise DTypeError(f"{op.op_name}: activations={activations!r} takes matrices of f32, got {a} and {b}")
+
+
 @register
 class MatMul(Op):
     """Matrix product with the rules of numpy.matmul; f16 and bf16 accumulate in f32, integers wrap. (ONNX MatMul)
 
     a [..., m, k], b [..., k, n] -> [..., m, n]; leading axes broadcast; a vector loses its axis in the result.
+    `activations` "q8": a, of f32, is rounded to 8 bits in blocks along k (`rlx.ir.casting`) first; sums stay f32.
     """
 
     op_name: ClassVar[str] = "matmul"
+    activations: str = ""
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         check_kind(self, a, "fiu")
         check_same_dtype(self, a, b)
+        _check_activations(self, self.activations, a, b)
         if a.rank == 0 or b.rank == 0:
             raise ShapeError(f"matmul: expected tensors of rank 1 or more, got {a} and {b}; use mul for scalars")
         unify(a.shape[-1], b.shape[max(b.rank - 2, 0)], f"matmul of {a} and {b}: the contracted axes")
@@ -40,6 +51,7 @@ class MatMul(Op):
         return Work(flops, tensor_bytes(x[0]) + tensor_bytes(x[1]), tensor_bytes(out))
 
     def reference(self, a: Array, b: Array) -> Array:
+        a = rounded_q8(a) if self.activations else a
         return np.asarray(np.matmul(widened(a), widened(b))).astype(a.dtype)
 
     def lower(self, k: Any, a: Any, b: Any) -> Any:
@@ -52,7 +64,7 @@ class MatMul(Op):
             return b(*_batch(b, i[:-2]), *i[-2:])
 
         if a.rank > 1 and b.rank > 1:
-            return k.contract(a.shape[-2], b.shape[-1], depth, left, right)
+            return k.contract(a.shape[-2], b.shape[-1], depth, left, right, self.activations)
 
         sums = k.widen(k.const(0, k.out[0].dtype)).dtype
 
@@ -93,18 +105,23 @@ class WideningMatMul(MatMul):
 
 @register
 class Gemm(Op):
-    """alpha * a @ b + beta * c with a or b transposed first on request; c broadcasts to [m, n]. (ONNX Gemm)"""
+    """alpha * a @ b + beta * c with a or b transposed first on request; c broadcasts to [m, n]. (ONNX Gemm)
+
+    `activations` "q8": as in `matmul`.
+    """
 
     alpha: float = 1.0
     beta: float = 1.0
     trans_a: bool = False
     trans_b: bool = False
+    activations: str = ""
 
     def infer(self, a: TensorType, b: TensorType, c: TensorType | None = None) -> TensorType:
         check_kind(self, a, "fiu")
         check_same_dtype(self, a, b, *([] if c is None else [c]))
         if a.rank != 2 or b.rank != 2:
             raise ShapeError(f"gemm: expected two matrices, got {a} and {b}")
+        _check_activations(self, self.activations, a, b)
         if a.dtype.is_integer and (self.alpha != int(self.alpha) or self.beta != int(self.beta)):
             raise OptionError(f"gemm: alpha {self.alpha} and beta {self.beta} must be whole numbers for {a.dtype}")
         m, depth = a.shape[::-1] if self.trans_a else a.shape
@@ -124,7 +141,8 @@ class Gemm(Op):
 
     def reference(self, a: Array, b: Array, c: Array | None = None) -> Array:
         x, y = widened(a), widened(b)
-        product = np.matmul(x.T if self.trans_a else x, y.T if self.trans_b else y)
+        x, y = x.T if self.trans_a else x, y.T if self.trans_b else y
+        product = np.matmul(rounded_q8(x) if self.activations else x, y)
         product = product * np.asarray(self.alpha).astype(x.dtype)
         if c is not None:
             product = product + widened(c) * np.asarray(self.beta).astype(x.dtype)
@@ -135,7 +153,7 @@ class Gemm(Op):
             (a,) = g.add(Transpose((1, 0)), a)
         if self.trans_b:
             (b,) = g.add(Transpose((1, 0)), b)
-        (product,) = g.add(MatMul(), a, b)
+        (product,) = g.add(MatMul(self.activations), a, b)
         if self.alpha != 1:
             (product,) = g.add(Mul(), product, g.constant(self.alpha, dtype=a.dtype))
         if c is None or self.beta == 0:

@@ -265,8 +265,8 @@ class Cast(Op):
     """x converted to the element type `to`, by one rule on every device. (ONNX Cast, which leaves some of it open)
 
     Float to integer: truncated; beyond the type's range its nearer end, NaN 0. Integer to integer: the low bits (two's
-    complement). To bool: whether it is not 0, so NaN is true. To float: the nearest value, of two the even one;
-    f8e5m2 and wider have infinities for what is too large, f8e4m3 gives NaN and f4e2m1 its largest value.
+    complement). To bool: whether it is not 0, so NaN is true. To float: the nearest value, of two the even one (f8e8m0:
+    the upper); f8e5m2 and wider have infinities for what is too large, other 8-bit floats NaN, f4e2m1 its largest.
     """
 
     to: DType

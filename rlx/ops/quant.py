@@ -23,8 +23,8 @@ __all__ = [
 ]  # fmt: skip
 
 F32, I16, I32, U8 = DTYPES["f32"], DTYPES["i16"], DTYPES["i32"], DTYPES["u8"]
-TARGETS = tuple(DTYPES[n] for n in ("u4", "i4", "u8", "i8", "u16", "i16", "f8e4m3", "f8e5m2", "f4e2m1"))
-LARGEST = {"f8e4m3": 448.0, "f8e5m2": 57344.0, "f4e2m1": 6.0}
+LARGEST = {"f8e4m3": 448.0, "f8e5m2": 57344.0, "f8e4m3fnuz": 240.0, "f8e5m2fnuz": 57344.0, "f4e2m1": 6.0}
+TARGETS = tuple(DTYPES[n] for n in ("u2", "i2", "u4", "i4", "u8", "i8", "u16", "i16", *LARGEST))
 
 
 def _limits(dtype: DType) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from rlx.passes.raise_encoding import raise_encoding
 from rlx.passes.raise_integer import raise_integer
 from rlx.passes.raise_norm import raise_norm
 from rlx.passes.raise_softmax import raise_softmax
-from rlx.passes.regions import inside_regions
+from rlx.passes.rewrite import inside_regions
 from rlx.passes.split_complex import split_complex
 from rlx.passes.split_pools import split_pools
 

@@ -57,6 +57,8 @@ def _folded(site: Site, statics: Statics) -> Value | None:
     anchor = made_by(affine.x, Conv, ConvTranspose, MatMul, Gemm)
     if anchor is None or not _weight_fits(anchor, statics):
         return None
+    if isinstance(anchor.op, MatMul | Gemm) and anchor.op.activations:  # the weights would be 8 bits no more
+        return None
     if isinstance(anchor.op, MatMul | Gemm) and not isinstance(site.op, BatchNorm):
         return None
     if affine.shift is not None and len(anchor.inputs) > 2 and _rounds(anchor.inputs[2], affine.shift):

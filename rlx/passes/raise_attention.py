@@ -61,7 +61,7 @@ def raise_attention(graph: Graph) -> Graph:
 
     Factors and masks may come in any order, on q, k or the scores; a mask may be added or chosen by `where`.
     """
-    return rewrite(graph, lambda site: _raised(site) if isinstance(site.op, MatMul) else None)
+    return rewrite(graph, lambda site: _raised(site) if type(site.op) is MatMul and not site.op.activations else None)
 
 
 def _raised(site: Site) -> Value | None:
@@ -135,7 +135,7 @@ def _scores(site: Site, value: Value, depth: int = 0) -> _Scores | None:
     if node is None or depth > MOST_STEPS:
         return None
     if isinstance(node.op, MatMul):
-        return _Scores(node)
+        return None if node.op.activations else _Scores(node)
     for inner, step in _readings(site, node):
         found = _scores(site, inner, depth + 1) if inner.shape == value.shape else None
         if found is not None:

@@ -42,9 +42,9 @@ def _raised(site: Site, statics: Statics) -> Value | None:
     match site.op:
         case Conv(exact=False):
             return _conv(site, statics)
-        case MatMul() if type(site.op) is MatMul:
+        case MatMul(activations="") if type(site.op) is MatMul:
             return _matmul(site, statics)
-        case Gemm():
+        case Gemm(activations=""):
             return _gemm(site, statics)
         case Quantize():
             return _requantised(site, statics)

@@ -14,7 +14,17 @@ from rlx.ir.casting import cast
 from rlx.ir.graph import Graph, Node, Operator, Output, TensorType, Value, count_readers
 from rlx.records import dataclass, field
 
-__all__ = ["Site", "copy_leaves", "copy_node", "finish", "joined", "rewrite", "rewrite_all", "track_values"]
+__all__ = [
+    "Site",
+    "copy_leaves",
+    "copy_node",
+    "finish",
+    "inside_regions",
+    "joined",
+    "rewrite",
+    "rewrite_all",
+    "track_values",
+]
 
 Replacement = Value | tuple[Value, ...] | None
 
@@ -150,3 +160,17 @@ def _replaced(site: Site, fn: Rule) -> tuple[Value, ...]:
     for old, value in zip(node.outputs, outputs, strict=True):
         value.name = value.name or old.name
     return outputs
+
+
+def inside_regions(graph: Graph, one: Callable[[Graph], Graph]) -> Graph:
+    """The graph with the pass applied to each region of its nodes."""
+    if not any(node.regions for node in graph.nodes):
+        return graph
+
+    def visit(site: Site) -> tuple[Value, ...] | None:
+        if not site.node.regions:
+            return None
+        regions = [one(region) for region in site.node.regions]
+        return site.graph.add(site.op, *site.inputs, regions=regions)
+
+    return rewrite(graph, visit)

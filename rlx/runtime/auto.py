@@ -16,6 +16,7 @@ from rlx.ir.graph import Graph
 from rlx.lazy_imports import log
 from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
+from rlx.passes.precision import apply_precision
 from rlx.records import names_of
 from rlx.runtime.choice import Candidate, Decision, choose, usual_extents
 from rlx.runtime.compiled import CompiledGraph
@@ -72,7 +73,7 @@ def _keywords(options: CompileOptions) -> dict[str, Any]:
 
 def _split(graph: Graph, devices: list[str], options: CompileOptions) -> CompiledGraph:
     """Parts on several devices; the decision lists them, and what the copies between them cost."""
-    fixed = apply_dims(graph, options.dims)
+    fixed = apply_precision(apply_dims(graph, options.dims), options.precision)
     parts = partition(fixed, devices)
     at = usual_extents(fixed, None)
     used = list(dict.fromkeys(p.device for p in parts))

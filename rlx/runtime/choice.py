@@ -25,6 +25,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.shape import usual_size
 from rlx.options import CompileOptions, Options
 from rlx.passes.dims import apply_dims
+from rlx.passes.precision import apply_precision
 from rlx.records import dataclass
 from rlx.runtime.policy import DevicePolicy, policy_of
 from rlx.units import seconds_text
@@ -220,7 +221,7 @@ class _Choice:
         if not isinstance(graph, Graph):
             raise OptionError(f"choose takes a Graph, got {type(graph).__name__}; rlx.load takes files")
         self.options = CompileOptions().with_options({k: v for k, v in options.items() if k != "device"})
-        self.graph = apply_dims(graph, self.options.dims)
+        self.graph = apply_precision(apply_dims(graph, self.options.dims), self.options.precision)
         self.policy = policy
         self.calibrate = calibrate
         self.at = usual_extents(self.graph, at)

@@ -16,7 +16,7 @@ from rlx.backends.base import Executable, Joins, TensorSpec, by_position, spec_o
 from rlx.boundary import bounded_class, converted
 from rlx.disk import path_of
 from rlx.errors import ExecutionError, NameNotFound, OptionError, ShapeError, no_such
-from rlx.ir.extents import check_extent
+from rlx.ir.extents import UnequalSizes, check_extent
 from rlx.ir.graph import Array, Value, refuse_masked
 from rlx.ir.shape import symbols
 from rlx.options import CompileOptions
@@ -80,6 +80,9 @@ class CompiledGraph(Lifetime, ExpertControl):
 
     run_slots: Callable[..., Any]
     decide: Callable[[], Decision] | None = None  # set by the session
+    _at_shapes: Callable[[Mapping[str, tuple[int, ...]]], CompiledGraph] | None = (
+        None  # for these inputs; set by it too
+    )
     # the file that it was loaded from and the options, where they say all; set by the session
     origin: tuple[str, FileIdentity, CompileOptions] | None = None
 
@@ -266,9 +269,12 @@ class CompiledGraph(Lifetime, ExpertControl):
                     return made
             return self._run(inputs, wanted, own)
         except Exception as error:
-            if (clear := converted(error, "run", ExecutionError)) is not None:
-                raise clear from error
-            raise
+            exact = self._for_sizes_of(inputs, error)
+            if exact is None:
+                if (clear := converted(error, "run", ExecutionError)) is not None:
+                    raise clear from error
+                raise
+        return exact.run(inputs, outputs=outputs, out=out)
 
     def _run(
         self,
@@ -301,12 +307,23 @@ class CompiledGraph(Lifetime, ExpertControl):
     def run_views(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Views:
         """Runs once and returns read-only views of the outputs in the arena, valid until the next run."""
         try:
-            views: Views = self.run_slots(*self._given(inputs))
+            return self.run_slots(*self._given(inputs))  # type: ignore[no-any-return]
         except Exception as error:
-            if (clear := converted(error, "run_views", ExecutionError)) is not None:
-                raise clear from error
-            raise
-        return views
+            exact = self._for_sizes_of(inputs, error)
+            if exact is None:
+                if (clear := converted(error, "run_views", ExecutionError)) is not None:
+                    raise clear from error
+                raise
+        return exact.run_views(inputs)
+
+    def _for_sizes_of(self, inputs: Any, error: Exception) -> CompiledGraph | None:
+        """The graph for exactly the sizes of these inputs, where one of them is 1 that this one took for another."""
+        if self._at_shapes is None or not isinstance(error, UnequalSizes) or 1 not in error.sizes:
+            return None
+        from rlx.runtime.specialised import ExactSizes
+
+        exact: ExactSizes = self.__dict__.setdefault("_own_exact", ExactSizes(self._at_shapes))
+        return exact.variant(self, inputs, error)
 
     def _run_slots_debug(self, *arrays: Any) -> Views:
         """As `run_slots`, with views that know when they are stale."""
@@ -447,7 +464,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         `OptionError` where the device can't clone.
         """
         made = CompiledGraph.__new__(CompiledGraph)
-        own = ("_executable", "run_slots", "_own_states", "_own_adapters")
+        own = ("_executable", "run_slots", "_own_states", "_own_adapters", "_own_exact")
         made.__dict__.update({k: v for k, v in self.__dict__.items() if k not in own})
         made._attach(self._executable.clone(fresh))
         made._unset, made._changed = set(self._unset), set(self._changed)
@@ -570,7 +587,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         It goes by the calibration of the device, or by guesses if there was none; `rlx.cost` predicts at other extents.
         """
         from rlx.runtime.choice import usual_extents
-        from rlx.runtime.rooflines import rooflines
+        from rlx.runtime.report.rooflines import rooflines
 
         at = usual_extents(self._compilation.source, None)
         return rooflines(self, at=at, threads=self._options.threads, calibrate=False).prediction
@@ -581,7 +598,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         With `inputs` kernels are timed, at the extents of these; states are left as they were. Raises `OptionError`
         where the page can't be written, or the device can't time its kernels.
         """
-        from rlx.runtime.page import write_report
+        from rlx.runtime.report.page import write_report
 
         path_of(path, "report")  # before the work
         if inputs is not None and "profile" not in self.capabilities:

@@ -47,7 +47,7 @@ __all__ = [
     "write_container",
 ]
 
-FORMAT = 6
+FORMAT = 7
 ENDING = ".rlxart"
 HEAD = struct.Struct("<8sII32s")
 PAGE = 4096

@@ -148,6 +148,8 @@ def summary(model: CompiledGraph) -> str:
             f"kernels  {len(made.program.prepare)} in prepare, {len(made.program.run)} a run: " + _listed(kinds)
         )
         lines.append(f"memory   {model.needs}")
+    if (exact := model.__dict__.get("_own_exact")) is not None:
+        lines += exact.lines()
     if model.joins is not None:
         lines.append(f"joins    {model.joins}")
     plan = model.plan

@@ -211,6 +211,8 @@ class Lifetime(Queued):
         self._executable.admit = closed.refuse
         self._executable = self._compilation = closed
         self.run_slots = self.decide = closed.refuse  # what decides on a device holds the graph and so its weights
+        if (exact := self.__dict__.pop("_own_exact", None)) is not None:
+            exact.close()
         self.holding = None
         if self.memory is not None:
             self.memory = self.memory.past()  # clones go on with theirs

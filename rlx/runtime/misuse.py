@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,11 @@ ELSEWHERE = {  # names that other libraries have -> what is written here
 }
 
 
-def meant_by(name: str) -> str:
+def meant_by(name: str, known: Iterable[str]) -> str:
     """What to write instead of a name that the package does not have, to follow the error's message; may be empty."""
     if name in ELSEWHERE:
         return f": {ELSEWHERE[name]}"
-    import rlx
-
-    close = get_close_matches(name, dir(rlx), 1, 0.75)
+    close = get_close_matches(name, known, 1, 0.75)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

@@ -232,7 +232,7 @@ class Session:
             return load_artifact(path, chosen, compile_again, portable_only)
         try:
             identity = identity_of(os.stat(path)) if isinstance(path, Path) else None
-            made = self._load_file(path, kind, chosen, rules, transform, fixed, self.registry)
+            made = self._load_open(path, kind, chosen, rules, transform, fixed, self.registry)
             if (
                 isinstance(path, Path)
                 and identity is not None
@@ -247,10 +247,31 @@ class Session:
             from rlx.runtime.specialised import specialised
 
             def variant(more: Values, registry: WeightRegistry) -> CompiledGraph:
-                return self._load_file(path, kind, chosen, rules, transform, {**fixed, **more}, registry)
+                return self._load_open(path, kind, chosen, rules, transform, {**fixed, **more}, registry)
 
             name = path.stem if isinstance(path, Path) else "model"
             return specialised(name, chosen, error, fixed, variant, variants, self.registry)
+
+    def _load_open(
+        self,
+        path: Path | Bytes,
+        kind: str,
+        chosen: CompileOptions,
+        rules: DevicePolicy | None,
+        transform: Callable[[Graph], Graph] | None,
+        values: Values,
+        registry: WeightRegistry | None,
+    ) -> CompiledGraph:
+        """A model file for any sizes; the graph knows how to come by one for single shapes of its inputs."""
+        made = self._load_file(path, kind, chosen, rules, transform, values, registry)
+        if made.compilation.leaves.guards and kind != TEXT:
+
+            def at_shapes(shapes: Mapping[str, tuple[int, ...]]) -> CompiledGraph:
+                exact = chosen.with_options({"dims": {**(chosen.dims or {}), **shapes}})
+                return self._load_file(path, kind, exact, rules, transform, values, registry)
+
+            made._at_shapes = at_shapes
+        return made
 
     def _load_file(
         self,

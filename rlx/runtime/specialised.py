@@ -25,7 +25,7 @@ from rlx.runtime.memory import give_back
 from rlx.runtime.trace import RunTrace
 from rlx.runtime.weights import WeightRegistry
 
-__all__ = ["ItemsSpec", "Specialised", "fixed_values", "specialised"]
+__all__ = ["ExactSizes", "ItemsSpec", "Specialised", "fixed_values", "specialised"]
 
 Key = tuple[tuple[str, Any], ...]  # of each input that decides something, what is read of it
 # what there is of a single compiled graph only
@@ -292,6 +292,58 @@ class Specialised(CompiledGraph):
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
+
+
+class ExactSizes:
+    """Compiled graphs of a model file for single shapes of all inputs, beside the one for all sizes.
+
+    A size that isn't known at import counts as equal to the one that it meets; where it is 1 in a run, ONNX repeats it.
+    """
+
+    def __init__(self, load: Callable[[Mapping[str, tuple[int, ...]]], CompiledGraph], limit: int = 32) -> None:
+        self.load = load
+        self.limit = limit
+        self.found: dict[tuple[tuple[int, ...], ...], CompiledGraph | None] = {}  # None where there can't be one
+        self._lock = threading.Lock()
+
+    def variant(self, model: CompiledGraph, inputs: Any, error: ExecutionError) -> CompiledGraph | None:
+        """The graph for the shapes of these inputs, which the general one refused; None where it was right to.
+
+        So it is where the model has states or params that were set, which no other graph shares. Raises
+        `ExecutionError` where that would be more than `limit`.
+        """
+        if model.compilation.leaves.states or model._changed or model._executable.bound_inputs:
+            return None
+        given = by_position(model.inputs, inputs, "input")
+        shapes = tuple(tuple(map(int, np.shape(array))) for array in given)
+        with self._lock:
+            if shapes not in self.found:
+                if len(self.found) >= self.limit:
+                    raise ExecutionError(
+                        f"{error}; it is compiled for {self.limit} shapes of inputs with a size of 1, the limit: give "
+                        "such sizes by dims= in a model of their own"
+                    )
+                try:
+                    self.found[shapes] = self.load(dict(zip((s.name for s in model.inputs), shapes, strict=True)))
+                except (ShapeError, UnsupportedOp):
+                    self.found[shapes] = None
+            return self.found[shapes]
+
+    def lines(self) -> list[str]:
+        """What `explain` says of them."""
+        made = [shapes for shapes, model in self.found.items() if model is not None]
+        return [f"exact    {len(made)} of {self.limit}, for runs in which a size is 1: " + "; ".join(map(_sizes, made))]
+
+    def close(self) -> None:
+        """Closes every one of them."""
+        for model in self.found.values():
+            if model is not None:
+                model.close()
+        self.found.clear()
+
+
+def _sizes(shapes: tuple[tuple[int, ...], ...]) -> str:
+    return ", ".join("x".join(map(str, shape)) or "()" for shape in shapes)
 
 
 def _spec(formal: Formal) -> TensorSpec:

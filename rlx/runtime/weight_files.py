@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.errors import DTypeError, ModelFormatError, NameNotFound, OptionError
-from rlx.ir.dtype import DTYPES, DType, dtype_of
+from rlx.ir.dtype import DTYPES, DType, dtype_of, unpack
 from rlx.ir.encodings import ENCODINGS
 from rlx.ir.graph import Array, TensorType
 from rlx.records import dataclass
@@ -83,9 +83,7 @@ def _safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
 
 def _nibbles(file: SafetensorsFile, name: str, type: TensorType) -> Array:
     """4-bit elements, one to a byte; the file has two, the first in the low bits."""
-    pairs = file.array(name).reshape(-1)
-    single = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1)
-    return single.view(type.dtype.numpy).reshape(file.tensors[name].shape)
+    return unpack(file.array(name).reshape(-1), type.dtype, file.tensors[name].shape)
 
 
 def _gguf(path: Path) -> Iterator[tuple[str, Stored]]:

@@ -502,26 +502,21 @@ def _matmul(name: str, n: Size, m: Size) -> Cases:
     op = contract.MatMul()
     for dtype in (*FLOATS, "i32", "i8", "u64"):
         yield case(op, Operand((n, m), dtype), Operand((m, 5), dtype))
-    for a, b in (
-        ((m,), (m,)),
-        ((n, m), (m,)),
-        ((m,), (m, n)),
-        ((2, n, m), (2, m, 17)),
-        ((3, 1, n, m), (2, m, 16)),
-        ((2, n, m), (m, n)),
-        ((n, 1), (1, m)),
-        ((1, m), (m, 33)),
-    ):
+    vectors, thin = (((m,), (m,)), ((n, m), (m,)), ((m,), (m, n))), (((n, 1), (1, m)), ((1, m), (m, 33)))
+    for a, b in (*vectors, *thin, ((2, n, m), (2, m, 17)), ((3, 1, n, m), (2, m, 16)), ((2, n, m), (m, n))):
         for turned in (False, True):
             yield case(op, Operand(a), Operand(b), turned=turned)
     yield case(op, Operand((n, 40)), Operand((40, 24)), leaf="param")
+    for a, b in (((n, 1), (1, m)), ((n, 33), (33, m)), ((2, n, 64), (64, 5)), ((2, n, m), (m, 7))):
+        yield case(contract.MatMul("q8"), Operand(a), Operand(b), leaf="param")
 
 
 def _gemm(name: str, n: Size, m: Size) -> Cases:
     for trans_a, trans_b in ((False, False), (True, False), (False, True), (True, True)):
-        op = contract.Gemm(0.5, 2.0, trans_a, trans_b)
         a, b = Operand((m, n) if trans_a else (n, m)), Operand((7, m) if trans_b else (m, 7))
-        yield case(op, a, b, Operand((7,)))
+        for activations in ("", "q8"):
+            op = contract.Gemm(0.5, 2.0, trans_a, trans_b, activations)
+            yield case(op, a, b, Operand((7,)))
         yield case(op, a, b)
     yield case(contract.Gemm(2, 3), Operand((n, m), "i32"), Operand((m, 4), "i32"), Operand((n, 1), "i32"))
     yield case(contract.Gemm(), Operand((n, m), "f16"), Operand((m, 4), "f16"), Operand((n, 4), "f16"))

@@ -135,7 +135,10 @@ def check_op(
     return tuple(np.asarray(a) for a in expected)
 
 
-TOLERANCES = {"f64": 1e-12, "f32": 2e-5, "f16": 4e-3, "bf16": 3e-2, "f8e4m3": 0.2, "f8e5m2": 0.4, "f4e2m1": 0.8}
+TOLERANCES = {
+    "f64": 1e-12, "f32": 2e-5, "f16": 4e-3, "bf16": 3e-2, "f8e4m3": 0.2, "f8e4m3fnuz": 0.2, "f8e5m2": 0.4,
+    "f8e5m2fnuz": 0.4, "f8e8m0": 1.5, "f4e2m1": 0.8,
+}  # fmt: skip
 
 
 def assert_close(got: Array, want: Array, what: str, rtol: float | None = None) -> None:

@@ -16,8 +16,7 @@ from rlx.backends.reference import bind_leaves, run_graph, run_node
 from rlx.errors import RlxError
 from rlx.ir.extents import bind_result
 from rlx.ir.graph import Array, Graph, Node, Value
-from rlx.passes.regions import inside_regions
-from rlx.passes.rewrite import track_values
+from rlx.passes.rewrite import inside_regions, track_values
 from rlx.records import dataclass
 from rlx.testing.nodewise import STANDARD, Comparison, allowed_for, compare, largest
 from rlx.testing.oracle import Tolerance

@@ -23,13 +23,13 @@ from rlx.ops.scatter import ScatterNd
 from rlx.ops.select import Arange
 
 DEVICES = ("cpu", "interp")
-NARROW = ("i4", "u4", "f4e2m1")
+NARROW = ("i4", "u4", "f4e2m1", "i2", "f8e4m3")
 
 
 def elements(dtype: str, *shape: int, seed: int = 0) -> Array:
     rng = np.random.default_rng(seed)
     if DTYPES[dtype].bits < 8:
-        return rng.integers(0, 16, shape).astype(np.uint8).view(DTYPES[dtype].numpy)
+        return rng.integers(0, 1 << DTYPES[dtype].bits, shape).astype(np.uint8).view(DTYPES[dtype].numpy)
     return rng.integers(-9, 9, shape).astype(DTYPES[dtype].numpy)
 
 

@@ -12,7 +12,7 @@ import pytest
 import rlx
 from rlx.backends import BACKENDS, backend_named
 from rlx.backends.base import CodeGenerator
-from rlx.backends.cpu.gemm.panels import int8 as int8_panels
+from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
 from rlx.errors import MemoryDeficit, ModelFormatError, OptionError, ShapeError
 from rlx.estimate.calibrate import known_overhead
 from rlx.estimate.graph import estimate_graph

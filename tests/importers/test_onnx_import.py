@@ -425,7 +425,7 @@ def test_ops_of_other_opsets_are_refused(op: str, opset: int, word: str) -> None
 @pytest.mark.parametrize(
     "inputs, word",
     [
-        ([tensor("x", (2,), TensorProto.FLOAT8E4M3FNUZ)], "FLOAT8E4M3FNUZ"),
+        ([tensor("x", (2,), TensorProto.FLOAT6E2M3)], "FLOAT6E2M3"),
         ([helper.make_tensor_sequence_value_info("x", F32, None)], "sequence"),
     ],
 )
@@ -532,3 +532,23 @@ def test_a_result_of_max_unpool_of_another_shape_is_refused(shape: list[int]) ->
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     with pytest.raises(RlxError, match="MaxUnpool"):
         load(model.SerializeToString())
+
+
+@pytest.mark.parametrize("saturate", [0, 1])
+@pytest.mark.parametrize("mode", ["up", "down", "nearest"])
+def test_casts_to_powers_of_two(mode: str, saturate: int) -> None:
+    """By the node's rounding; where it saturates, what is beyond the range is at its ends. NaN stays NaN."""
+    steps = {
+        "up": [1, 2, 2, 2, 4, 2**-126], "down": [1, 1, 1, 1, 2, 2**-127], "nearest": [1, 1, 2, 2, 4, 2**-126]
+    }[mode]  # fmt: skip
+    x = np.array([1, 1.4, 1.5, 1.75, 3.5 if mode != "down" else 2.5, 1.5 * 2.0**-127, np.inf, np.nan], np.float32)
+    node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT8E8M0, round_mode=mode, saturate=saturate)
+    info = [helper.make_tensor_value_info(*a, [8]) for a in (("x", 1), ("y", TensorProto.FLOAT8E8M0))]
+    model = helper.make_model(
+        helper.make_graph([node], "g", info[:1], info[1:]), opset_imports=[helper.make_opsetid("", 24)]
+    )
+    graph = load(model.SerializeToString())
+    for got in (run_graph(graph, {"x": x})["y"], rlx.compile(graph, device="cpu")(x=x)["y"]):
+        assert np.array_equal(got.astype(np.float32)[:-2], np.array(steps, np.float32))
+        assert got.astype(np.float32)[-2] == 2.0**127 or not saturate
+        assert np.isnan(got.astype(np.float32)[-2:]).tolist() == [not saturate, True]

@@ -56,12 +56,12 @@ def test_dynamic_sizes_give_the_same_or_are_refused(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("device", onnx_node_tests.DEVICES)
 def test_nearly_all_cases_pass_as_they_come(device: str) -> None:
-    """At least 98 % of those whose types are numeric, 93 % of all, and no case fails."""
+    """At least 98 % of those whose types are numeric, 98 % of all too, and no case fails."""
     found = onnx_node_tests.outcomes(device)
     counts = Counter(o.result for o in found if o.numeric)
     assert not [o.name for o in found if o.result == "fail"]
     assert counts["pass"] >= 0.98 * sum(counts.values()), counts
-    assert sum(o.result == "pass" for o in found) >= 0.93 * len(found)
+    assert sum(o.result == "pass" for o in found) >= 0.98 * len(found)
 
 
 @pytest.mark.slow
@@ -82,4 +82,4 @@ def test_every_reason_to_skip_is_needed() -> None:
     """A pattern that no case matches any more has to go."""
     for device in onnx_node_tests.DEVICES:
         skipped = {o.reason for o in onnx_node_tests.outcomes(device)}
-        assert {reason for _, reason, _ in onnx_node_tests.SKIPS} <= skipped
+        assert {reason for _, reason in onnx_node_tests.DIFFERENT} <= skipped

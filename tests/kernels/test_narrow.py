@@ -12,6 +12,7 @@ import pytest
 import rlx
 from rlx.backends.reference import run_graph
 from rlx.errors import ExecutionError
+from rlx.ir.casting import cast
 from rlx.ir.dtype import DTYPES, pack, unpack
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim
@@ -19,14 +20,16 @@ from rlx.kernels.narrow import is_narrow
 from rlx.ops import control, elementwise, encoded, index, layout, quant
 from rlx.testing.program import run_program
 
-NARROW = ("i4", "u4", "f4e2m1")
+NARROW = ("i4", "u4", "f4e2m1", "i2", "u2")
+CODED = (*NARROW, "f8e4m3", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz", "f8e8m0")  # no device computes in them
 DEVICES = ("cpu", "interp")
 N = Dim("n", 0, 9)
 
 
 def elements(dtype: str, *shape: int, seed: int = 0) -> Array:
-    """Any of the sixteen values."""
-    return np.random.default_rng(seed).integers(0, 16, shape).astype(np.uint8).view(DTYPES[dtype].numpy)
+    """Any of its values."""
+    made = np.random.default_rng(seed).integers(0, 1 << DTYPES[dtype].bits, shape)
+    return made.astype(np.uint8).view(DTYPES[dtype].numpy)
 
 
 def same(got: Any, want: Array, what: str = "") -> None:
@@ -50,11 +53,12 @@ def compare(g: Graph, inputs: dict[str, Array], device: str, native: bool = True
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5), (2, 4), (0, 3)])
 def test_packing(dtype: str, shape: tuple[int, ...]) -> None:
-    """The first element is the low half of a byte; an odd count leaves the last high half 0."""
+    """The first element has the lowest bits of a byte; what the last byte has left over is 0."""
     array = elements(dtype, *shape)
     packed = pack(array)
-    assert packed.nbytes == -(-array.size // 2)
+    assert packed.nbytes == -(-array.size * DTYPES[dtype].bits // 8)
     same(unpack(packed, DTYPES[dtype], shape), array)
+    same(pack(np.array([1, -2, -1, 0, 1], DTYPES["i2"].numpy)), np.array([0b00_11_10_01, 1], np.uint8))
     same(pack(np.array([1, -2, 3], DTYPES["i4"].numpy)), np.array([0xE1, 0x03], np.uint8))
 
 
@@ -62,16 +66,20 @@ def test_packing(dtype: str, shape: tuple[int, ...]) -> None:
 
 WIDE = {
     "f32": [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, 0.25, 0.2500001, 0.75, 0.7499999, 1.25, 1.75, 2.5, 3.5,
-            5.0, 5.000001, 6, 7, 7.99, 8, 15, 15.5, 16, -8, -8.5, -9, -0.3, -1.25, 3e38, -3e38],
-    "f64": [np.nan, 0.25, 0.25 + 1e-12, 0.75, 0.75 - 1e-12, 5 + 1e-12, -2.5, -3.5 + 1e-13, 1e300, -7.999999999],
+            5.0, 5.000001, 6, 7, 7.99, 8, 15, 15.5, 16, -8, -8.5, -9, -0.3, -1.25, 3e38, -3e38, 448, 464, -464.1, 1,
+            57344, 61439, 61440, -61441, 239, 248, 2.0**-127, 1.5 * 2.0**-127, 1.5 * 2.0**127, 2.0**-9, 2.0**-10,
+            1.001 * 2**-10, 1.5 * 2.0**-9, 2.0**-16, 1.5 * 2.0**-17, -(2.0**-18), 0.0175, 0.0009, 1.0625, 1.1875],
+    "f64": [np.nan, 0.25, 0.25 + 1e-12, 0.75, 0.75 - 1e-12, 5 + 1e-12, -2.5, -3.5 + 1e-13, 1e300, -7.999999999,
+            1.0625 + 1e-14, 1.125 + 1e-15, 464 + 1e-9, 1e-300, 1.5 - 2e-16],
     "f16": [0.25, 0.75, 2.5, 3.5, 100, -100, np.nan], "bf16": [0.25, 0.75, 2.5, 3.5, 100, -100, np.nan],
     "i8": range(-128, 128), "u8": range(256), "i32": [-(2**31), 2**31 - 1, -17, 16, 15, 8, 7, -8, -9],
-    "i64": [2**63 - 1, -(2**63), 24, -1], "u64": [2**64 - 1, 5], "bool": [False, True],
+    "i64": [2**63 - 1, -(2**63), 24, -1, 3 << 61, (3 << 61) - 1, (3 << 61) + 1],
+    "u64": [2**64 - 1, 5, (3 << 62) - 1], "bool": [False, True],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("to", NARROW)
+@pytest.mark.parametrize("to", CODED)
 def test_conversions_to(to: str, device: str) -> None:
     """From every type, by the one rule: truncated and bounded, wrapped, or the nearest with ties to even."""
     g, inputs = Graph("to"), {}
@@ -82,14 +90,14 @@ def test_conversions_to(to: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("dtype", CODED)
 def test_conversions_from(dtype: str, device: str) -> None:
-    """Each of the sixteen values, to every type, 4-bit ones too."""
-    g = Graph("from")
-    x = g.input("x", (16,), dtype)
-    for name in (*WIDE, *NARROW):
+    """Each of its values, to every type, those of few bits too."""
+    g, count = Graph("from"), 1 << DTYPES[dtype].bits
+    x = g.input("x", (count,), dtype)
+    for name in (*WIDE, *CODED):
         g.output(g.add(elementwise.Cast(DTYPES[name]), x)[0], name)
-    compare(g, {"x": np.arange(16, dtype=np.uint8).view(DTYPES[dtype].numpy)}, device)
+    compare(g, {"x": np.arange(count, dtype=np.uint8).view(DTYPES[dtype].numpy)}, device)
 
 
 # ---- what is done with them
@@ -106,7 +114,7 @@ LAYOUTS: dict[str, Callable[[Graph, Value, Value], Value]] = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("dtype", CODED)
 @pytest.mark.parametrize("what", LAYOUTS)
 def test_layouts(what: str, dtype: str, device: str) -> None:
     """Results of odd and even counts, in memory between two kernels, from an input and a param."""
@@ -120,12 +128,12 @@ def test_layouts(what: str, dtype: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("dtype", [name for name in CODED if name != "f8e8m0"])
 def test_quantised_products(dtype: str, device: str) -> None:
-    """Weights of 4 bits with scales into a product, and its result quantised: kernels all the way."""
+    """Weights of few bits with scales into a product, and its result quantised: kernels all the way."""
     g = Graph("product")
     x = g.input("x", (N, 6))
-    w = g.param("w", (6, 5), dtype, data=elements(dtype, 6, 5))
+    w = g.param("w", (6, 5), dtype, data=cast(np.random.default_rng(1).uniform(-9, 9, (6, 5)), DTYPES[dtype]))
     scale = g.constant(np.linspace(0.1, 0.5, 5).astype(np.float32))
     y = x @ g.add(encoded.Dequantize(1), w, scale)[0]
     q = g.add(quant.Quantize(to=DTYPES[dtype]), y, g.constant(np.array(0.75, np.float32)))[0]
@@ -155,7 +163,7 @@ def test_a_bad_index_stops_the_run(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("dtype", CODED)
 def test_leaves_and_outputs(dtype: str, device: str) -> None:
     """Inputs, params and constants as outputs, alone and in views: fresh, by `out=` and after set_params."""
     g = Graph("leaves")
@@ -177,7 +185,7 @@ def test_leaves_and_outputs(dtype: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("dtype", CODED)
 def test_control_flow(dtype: str, device: str) -> None:
     """Results of branches, carries, and rows of an odd count that begin within a byte."""
     g = Graph("flow")
@@ -215,7 +223,7 @@ def _if(g: Graph, test: Value, *values: Value) -> Value:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("dtype", CODED)
 def test_states(dtype: str, device: str) -> None:
     """A state that the graph updates, and one that an output is fed to; read and written as users hold them."""
     g = Graph("states")

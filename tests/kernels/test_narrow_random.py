@@ -1,4 +1,4 @@
-"""Random graphs of 4-bit elements on both code generators, bit by bit: odd sizes, views, loops, branches and states."""
+"""Random graphs of elements of 8 bits and less on both code generators, bit by bit: odd sizes, views, loops, states."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Built:
 
     def __init__(self, seed: int) -> None:
         self.draw, self.rng, self.graph = random.Random(seed), np.random.default_rng(seed), Graph("narrow")
-        self.dtype = DTYPES[self.draw.choice(["i4", "u4", "f4e2m1"])]
+        self.dtype = DTYPES[self.draw.choice(["i4", "u4", "f4e2m1", "i2", "u2", "f8e4m3", "f8e5m2fnuz"])]
         self.values: list[Value] = []
         sizes = [1, 2, 3, 5, 7, N, M, N] if self.draw.random() < 0.6 else [0, 1, 2, 3, 5, 7, 11]
         self.graph.input("sizes", (N, M), "bool")
@@ -50,14 +50,14 @@ class Built:
         return tuple(self.draw.choice([0, 1, 2, 3, 5, 7]) for _ in range(self.draw.choice([0, 1, 2])))
 
     def elements(self, *shape: int) -> Array:
-        return self.rng.integers(0, 16, shape).astype(np.uint8).view(self.dtype.numpy)
+        return self.rng.integers(0, 1 << self.dtype.bits, shape).astype(np.uint8).view(self.dtype.numpy)
 
     def inputs(self, seed: int) -> dict[str, Array]:
         rng = np.random.default_rng(seed)
         extents, made = {"n": int(rng.integers(0, 10)), "m": int(rng.integers(1, 6))}, {}
         for value in self.graph.inputs:
-            bits = rng.integers(0, 16, [evaluate(n, extents) for n in value.shape]).astype(np.uint8)
-            made[value.name] = bits > 7 if value.dtype.kind == "b" else bits.view(self.dtype.numpy)
+            bits = rng.integers(0, 1 << self.dtype.bits, [evaluate(n, extents) for n in value.shape]).astype(np.uint8)
+            made[value.name] = bits > 0 if value.dtype.kind == "b" else bits.view(self.dtype.numpy)
         return made
 
     def pick(self, fits: Callable[[Value], bool], other: Value | None = None) -> Value | None:

@@ -336,7 +336,7 @@ def test_where() -> None:
     check_op(Where(), cond, np.ones((2, 3), ml_dtypes.bfloat16), np.zeros((1, 3), ml_dtypes.bfloat16))
 
 
-@pytest.mark.parametrize("to", ["f64", "f32", "f16", "bf16", "i8", "u8", "i32", "i64", "bool", "i4"])
+@pytest.mark.parametrize("to", ["f64", "f32", "f16", "bf16", "i8", "u8", "i32", "i64", "bool", "i4", "u2", "f8e5m2"])
 @pytest.mark.parametrize("source", ["f32", "f16", "bf16", "i8", "i64", "u8", "bool"])
 def test_cast(source: str, to: str) -> None:
     """Floats truncate, to bool tests for nonzero; values in range."""

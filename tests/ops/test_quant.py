@@ -63,16 +63,18 @@ def test_quantize_to_integers(dtype: Any) -> None:
     np.testing.assert_array_equal(check(Quantize(), x, f32(2))[0], ort("QuantizeLinear", x, f32(2))[0])
 
 
-def test_quantize_to_four_bits() -> None:
-    """Saturation at the ends of i4 and u4."""
+def test_quantize_to_few_bits() -> None:
+    """Saturation at the ends of i4 and u4, of i2 and u2."""
     x = f32([-100, -3, 2.5, 3.5, 100])
     assert check(Quantize(to=DTYPES["u4"]), x, f32(1))[0].tolist() == [0, 0, 2, 4, 15]
     assert check(Quantize(to=DTYPES["i4"]), x, f32(1))[0].tolist() == [-8, -3, 2, 4, 7]
+    assert check(Quantize(to=DTYPES["u2"]), x, f32(1))[0].tolist() == [0, 0, 2, 3, 3]
+    assert check(Quantize(to=DTYPES["i2"]), x, f32(1))[0].tolist() == [-2, -2, 1, 1, 1]
     assert check(Quantize(to=DTYPES["f4e2m1"]), x, f32(1))[0].astype(np.float32).tolist() == [-6, -3, 2, 4, 6]
 
 
 @pytest.mark.parametrize("saturate", [True, False])
-@pytest.mark.parametrize("name", ["f8e4m3", "f8e5m2"])
+@pytest.mark.parametrize("name", ["f8e4m3", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz"])
 def test_quantize_to_eight_bit_floats(name: str, saturate: bool) -> None:
     """Beyond the largest value: that value, or NaN or infinity."""
     x = f32([0, 0.1, -0.3, 1, 100, 449, 500, 1e6, -1e6, np.inf, np.nan])

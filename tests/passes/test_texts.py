@@ -25,10 +25,11 @@ from rlx.passes.dims import apply_dims
 from rlx.passes.legalise import legalise
 from rlx.passes.lora import lora
 from rlx.passes.number_strings import number_strings
-from rlx.passes.regions import inside_regions
+from rlx.passes.precision import apply_precision
+from rlx.passes.rewrite import inside_regions
 
 TEXTS = Path(__file__).parent / "texts"
-HELPERS = {"__init__", "rewrite"}  # modules that are no passes
+HELPERS = {"__init__"}  # modules that are no passes
 
 
 def claims(node: Node) -> str | None:
@@ -41,7 +42,8 @@ REWRITES: dict[str, Callable[[Graph], Graph]] = {
     "legalise": lambda graph: legalise(graph, claims)[0],
     "number_strings": number_strings,
     "lora": lambda graph: lora(graph, rank=2, targets="w*"),
-    "regions": lambda graph: inside_regions(graph, cse),
+    "rewrite": lambda graph: inside_regions(graph, cse),
+    "precision": lambda graph: apply_precision(graph, "q8"),
 }
 SIZES = {"n": 4, "m": (1, 8)}
 

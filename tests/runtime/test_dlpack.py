@@ -51,7 +51,7 @@ LAYOUTS: dict[str, Callable[[Array], Array]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "i64"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i64", "f8e4m3", "f8e4m3fnuz", "f8e5m2fnuz"])
 def test_inputs(layout: str, dtype: str) -> None:
     model = doubled(dtype)
     x = LAYOUTS[layout](X.astype(model.inputs[0].dtype.numpy))

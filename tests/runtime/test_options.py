@@ -26,7 +26,7 @@ OPTIONS = [
     ("device", "str", "auto"),
     ("dims", "Mapping[str, Any] | None", None),
     ("threads", "int | None", None),
-    ("precision", "Literal['f32', 'bf16', 'f16']", "f32"),
+    ("precision", "Literal['f32', 'bf16', 'f16', 'q8']", "f32"),
     ("budget", "int | str | None", None),
     ("over_budget", "Literal['error', 'warn', 'allow']", "error"),
     ("deterministic", "bool", True),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -303,3 +304,69 @@ def test_many_elements_are_no_value(tmp_path: Path) -> None:
     model = rlx.load(sums(tmp_path, "k"), device="cpu")
     with pytest.raises(ExecutionError, match="2000 elements: at most 1024"):
         model.run([X, np.zeros(2000, np.int64)])
+
+
+# ---- sizes that are 1 in a run
+
+
+def broadcasting(folder: Path) -> Path:
+    """Two branches over an image whose sizes are equal for even ones; those of a tiny image broadcast."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], strides=[2, 2], pads=[1, 1, 1, 1]),
+        helper.make_node("MaxPool", ["x"], ["b"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Mul", ["a", "b"], ["y"]),
+    ]
+    weight = np.random.default_rng(0).standard_normal((1, 1, 3, 3)).astype(np.float32)
+    return file(folder, nodes, [info("x", [1, 1, "h", "w"])], ["y"], {"w": weight})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_size_of_1_broadcasts(device: str, tmp_path: Path) -> None:
+    """As onnxruntime has it, by run, run_views, submit and a clone; each pair of sizes is compiled once."""
+    path = broadcasting(tmp_path)
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    with rlx.load(path, device=device) as model:
+        assert isinstance(model, CompiledGraph)
+        assert "exact" not in model.explain()
+        for height, width in ((8, 6), (3, 6), (3, 3), (8, 6), (3, 6)):
+            x = np.random.default_rng(height).standard_normal((1, 1, height, width)).astype(np.float32)
+            (want,) = session.run(None, {"x": x})
+            got = [*model.run({"x": x}), *model.run_views([x]), *model.submit([x]).result(), model(x)["y"]]
+            out = np.empty_like(want)
+            got += [*model.run([x], out=[out], outputs=["y"]), out]
+            got += model.clone().run([x]) if "clone" in model.capabilities else []
+            for y in got:
+                np.testing.assert_allclose(np.asarray(y), want, rtol=1e-5, atol=1e-6)
+        assert "exact    2 of 32, for runs in which a size is 1: 1x1x3x6; 1x1x3x3" in model.explain()
+        for _ in range(2):  # 3 and 2: an error, which no other compile would mend
+            with pytest.raises(ExecutionError, match="in this run"):
+                model.run([np.zeros((1, 1, 5, 6), np.float32)])
+    with pytest.raises(ClosedError):
+        model.run([x])
+
+
+def test_the_number_of_exact_shapes_is_limited(tmp_path: Path) -> None:
+    """Beyond it the error says so; what is compiled goes on running."""
+    model = rlx.load(broadcasting(tmp_path), device="reference")
+    for width in range(2, 66, 2):
+        model.run([np.ones((1, 1, 3, width), np.float32)])
+    for _ in range(2):
+        with pytest.raises(ExecutionError, match=r"32 shapes .* the limit"):
+            model.run([np.ones((1, 1, 3, 66), np.float32)])
+        model.run([np.ones((1, 1, 3, 64), np.float32)])
+        model.run([np.ones((1, 1, 4, 66), np.float32)])
+
+
+def test_shapes_that_can_not_broadcast_stay_an_error(tmp_path: Path) -> None:
+    """With a size of 1 too, where ONNX needs equal ones; of params that were set no other graph knows."""
+    nodes = [helper.make_node("Add", ["a", "b"], ["c"]), helper.make_node("MatMul", ["c", "d"], ["y"])]
+    inputs = [info("a", ["n"]), info("b", ["m"]), info("d", ["k", 3])]
+    model = rlx.load(file(tmp_path, nodes, inputs, ["y"]), device="reference")
+    one, four = np.ones(1, np.float32), np.ones(4, np.float32)
+    assert model.run([one, four, np.ones((4, 3), np.float32)])[0].tolist() == [4 * 2.0] * 3
+    with pytest.raises(ExecutionError, match=r"4 and .* 1 in this run"):
+        model.run([four, four, np.ones((1, 3), np.float32)])
+    model = rlx.load(broadcasting(tmp_path), device="cpu")
+    model.set_params({"w": np.zeros((1, 1, 3, 3), np.float32)})
+    with pytest.raises(ExecutionError, match="in this run"):
+        model.run([np.ones((1, 1, 3, 4), np.float32)])

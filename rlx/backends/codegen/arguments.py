@@ -157,9 +157,10 @@ class Once(Generic[T]):
         self.fn = fn
 
     def __call__(self, extents: Extents) -> T:
-        if self.last is None or self.last[0] is not extents:
-            self.last = (extents, self.fn(extents))
-        return self.last[1]
+        last = self.last
+        if last is None or last[0] is not extents:
+            last = self.last = (extents, last[1] if last is not None and last[0] == extents else self.fn(extents))
+        return last[1]
 
 
 def once(fn: Callable[[Extents], T]) -> Callable[[Extents], T]:

@@ -122,7 +122,7 @@ class Binding:
         self.resized: Callable[[], None] = lambda: None
         values = [evaluate(size, self.extents) for size in table.sizes]
         words = table.fixed.copy()
-        stride = table.scratch_bytes(self.extents)
+        stride = self.scratch_bytes()
         for number, size in table.sized:
             words[number] = values[size]
         for number, fn, _ in table.computed:
@@ -214,7 +214,7 @@ class Binding:
 
     def scratch_bytes(self) -> int:
         """Bytes of scratch that one worker needs at the present extents."""
-        return self.table.scratch_bytes(self.extents)
+        return self.table.scratch_bytes(self.known)
 
     def rescratch(self, address: int) -> None:
         """Moves the scratch memory, which is as large as it has to be at the present extents."""

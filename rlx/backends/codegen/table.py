@@ -186,7 +186,7 @@ class Table:
 
     def scratch_bytes(self, extents: Mapping[str, int]) -> int:
         """Bytes of scratch that one worker needs."""
-        known = {**extents, THREADS: self.threads}
+        known = extents if THREADS in extents else {**extents, THREADS: self.threads}
         return max((p.code.scratch_bytes(known) for p in self.phases if p.code), default=0)
 
 

@@ -9,12 +9,14 @@ from weakref import WeakKeyDictionary
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Rates, host_memory
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.gemm.panels import f28
-from rlx.backends.cpu.gemm.panels import int8 as int8_panels
+from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
+from rlx.backends.cpu.gemm.panels.q8_rows import ROUND
 from rlx.backends.cpu.jit import cpuid
 from rlx.backends.cpu.jit.compile import Compiling, host
 from rlx.backends.cpu.jit.object_cache import ObjectCache
 from rlx.backends.cpu.jit.probe_amx import floats_by_tiles
 from rlx.backends.cpu.kernels import control
+from rlx.backends.cpu.kernels.alternatives import emitted
 from rlx.backends.cpu.kernels.attention import decode_cache
 from rlx.backends.cpu.kernels.attention import strategies as attention
 from rlx.backends.cpu.kernels.conv import fused_depthwise
@@ -25,13 +27,12 @@ from rlx.backends.cpu.kernels.matmul import strategies as matmul
 from rlx.backends.cpu.kernels.registry import SPECIALS
 from rlx.backends.cpu.layout.channels_last import channels_last
 from rlx.backends.cpu.llvm.convert import LLVM
-from rlx.backends.cpu.loops.nest import emit_nest
 from rlx.backends.cpu.native import entry_ir, runner_ir
 from rlx.backends.cpu.runtime.executable import CpuExecutable
 from rlx.backends.cpu.runtime.result_sizes import result_bytes
 from rlx.backends.cpu.schedule.arguments import THREADS, KernelCode, Routine
 from rlx.backends.cpu.select import laid_out
-from rlx.backends.cpu.strategy import CpuStrategy, Setting
+from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target
 from rlx.backends.granted import cpu_count, run_threads
 from rlx.errors import DeviceUnavailable
@@ -43,7 +44,7 @@ from rlx.kernels.affine import Affine
 from rlx.kernels.analysis import Fusing
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, lower_node
 from rlx.kernels.narrow import is_narrow, unknown_dtype
-from rlx.kernels.prepared import make_once
+from rlx.kernels.prepared import make_once, make_once_in_run
 from rlx.kernels.program import Kernel, Program
 from rlx.ops.control import Control
 from rlx.options import DEVICE_OPTIONS, CompileOptions
@@ -57,6 +58,7 @@ class CpuBackend(CodeGenerator):
 
     name = "cpu"
     capabilities = CpuExecutable.capabilities
+    precisions = frozenset({"f32", "q8"})
     honours = frozenset(DEVICE_OPTIONS)
     fusing = Fusing()
 
@@ -167,6 +169,7 @@ class CpuBackend(CodeGenerator):
                     (prepare if static else own).append(made)
         program.prepare, program.run = prepare, run
         make_once(program)
+        make_once_in_run(program, ROUND)
         fused_depthwise.join(program)
         decode_cache.join(program)
         find_layers(program, self.target)
@@ -176,10 +179,7 @@ class CpuBackend(CodeGenerator):
         """Native code for one kernel: one function, or one for each store of a loop nest or step of a special."""
         if kernel.mark is not None:
             return control.emit_mark(kernel.mark)
-        if kernel.strategy is not None:
-            assert isinstance(kernel.strategy, CpuStrategy)
-            return kernel.strategy.emit(kernel, self.target)
-        return [emit_nest(store, self.target.lanes) for store in kernel.stores]
+        return emitted(kernel, self.target)
 
     def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:
         made = self.made.setdefault(program, {})  # `emit`, which comes next, need not make it again

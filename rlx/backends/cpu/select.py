@@ -22,6 +22,7 @@ __all__ = ["STRATEGIES", "laid_out"]
 
 STRATEGIES: Mapping[str, Sequence[CpuStrategy]] = {  # by what they compute, in the order in which they are tried
     "matrix products of bytes": (matmul.INT8,),
+    "matrix products of activations rounded to 8 bits": matmul.Q8,
     "matrix products": matmul.MATMUL,
     "convolutions": conv.CONV,
     "attention": attention.ATTENTION,

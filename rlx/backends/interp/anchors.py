@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.ir.casting import rounded_q8
 from rlx.ir.dtype import DType, dtype_of
 from rlx.ir.graph import Array
 from rlx.ir.shape import Size, evaluate
@@ -39,7 +40,7 @@ def anchor_result(anchor: Anchor, out: tuple[int, ...], dtype: DType, run: Evalu
             b = run.over(anchor.b, (*out[:-2], n, out[-1]), (*batch, Var("k"), column)).astype(dtype.numpy)
             if anchor.zero is not None:
                 a = a - over(anchor.zero, ()).astype(dtype.numpy)
-            return _matmul(a, b)
+            return _matmul(rounded_q8(a) if anchor.activations else a, b)
         case Conv():
             x, w = over(anchor.x, anchor.x_shape), over(anchor.w, anchor.w_shape)
             if dtype.is_integer:  # of narrower operands

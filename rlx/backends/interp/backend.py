@@ -19,7 +19,7 @@ from rlx.kernels.affine import Affine
 from rlx.kernels.analysis import Fusing
 from rlx.kernels.expr import Load
 from rlx.kernels.lowering import Anchor, lower_node, out_vars
-from rlx.kernels.narrow import is_narrow, unknown_dtype
+from rlx.kernels.narrow import as_bytes, unknown_dtype
 from rlx.kernels.program import Kernel, Program, Store
 from rlx.ops.control import Control
 from rlx.options import CompileOptions
@@ -34,6 +34,7 @@ class InterpBackend(CodeGenerator):
     name = "interp"
     unified = False
     capabilities = InterpExecutable.capabilities
+    precisions = frozenset({"f32", "q8"})
     honours = frozenset({"alignment", "reuse", "search", "debug"})
     fusing = Fusing()
 
@@ -65,7 +66,7 @@ class InterpBackend(CodeGenerator):
         return None if unknown is None else f"the interpreter has no code for {unknown}"
 
     def accepts_dtype(self, dtype: DType) -> bool:
-        return dtype.kind != "c" and dtype.bits >= 8
+        return dtype.kind != "c" and not as_bytes(dtype)
 
     def accepts_special(self, node: Node) -> bool:
         return False
@@ -88,7 +89,7 @@ class InterpBackend(CodeGenerator):
             program.inputs[number] = there
             here.name, here.kind = f"{here.name}.copy", "arena"
             vars = out_vars(len(here.shape))
-            to, source = (here.bytes, there.bytes) if is_narrow(here.dtype) else (here, there)
+            to, source = (here.bytes, there.bytes) if as_bytes(here.dtype) else (here, there)
             store = Store(to, here.shape, vars, Load(source, vars, to.dtype))
             copies.append(Kernel("bring", (store,), queue=1))
         for view in views:

@@ -127,20 +127,19 @@ class XlaArrays(Arrays):
     def host(self, fn: Callable[..., Sequence[Array]], results: Sequence[tuple[tuple[int, ...], DType]], x: Any) -> Any:
         """Elements of 64 bits travel as pairs of u32: jax calls back outside of `session`, where it has none.
 
-        Those of 4 bits travel as u8: of an odd number of them a GPU hands over all but the last.
+        Those of 2 and 4 bits travel as u8: of an odd number of the latter a GPU hands over all but the last.
         """
         lax, wanted = self.jax.lax, [(shape, dtype.numpy) for shape, dtype in results]
         given = [(array.shape, np.dtype(array.dtype)) for array in x]
-        half = DTYPES["u4"].numpy
 
         def packed(a: Any, t: np.dtype[Any]) -> Any:
             if _narrow(t):
-                return lax.convert_element_type(lax.bitcast_convert_type(a, half), np.uint8)
+                return lax.convert_element_type(lax.bitcast_convert_type(a, _unsigned(t)), np.uint8)
             return lax.bitcast_convert_type(a, np.uint32) if _wide(t) else a
 
         def unpacked(a: Any, t: np.dtype[Any]) -> Any:
             if _narrow(t):
-                return lax.bitcast_convert_type(lax.convert_element_type(a, half), t)
+                return lax.bitcast_convert_type(lax.convert_element_type(a, _unsigned(t)), t)
             return lax.bitcast_convert_type(a, t) if _wide(t) else a
 
         def carrier(shape: tuple[int, ...], t: np.dtype[Any]) -> Any:
@@ -178,8 +177,13 @@ class XlaArrays(Arrays):
 
 
 def _narrow(dtype: np.dtype[Any]) -> bool:
-    """Whether an element has 4 bits, and NumPy's a byte."""
+    """Whether an element has 2 or 4 bits, and NumPy's a byte."""
     return dtype_of(dtype).bits < 8
+
+
+def _unsigned(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The unsigned integers of the same width."""
+    return DTYPES[f"u{dtype_of(dtype).bits}"].numpy
 
 
 def _wide(dtype: np.dtype[Any]) -> bool:

@@ -31,7 +31,7 @@ from rlx.ir.shape import (
     upper,
 )
 from rlx.ops.base import axis_of
-from rlx.ops.elementwise import Add, Cast, Clip, Div, Equal, Less, Maximum, Minimum, Mul, Sub, Where
+from rlx.ops.elementwise import Add, Div, Equal, Less, Maximum, Minimum, Mul, Sub, Where
 from rlx.ops.index import Gather, GatherElements, GatherND
 from rlx.ops.layout import (
     Concat,
@@ -50,12 +50,10 @@ from rlx.ops.layout import (
 )
 from rlx.ops.reduction import ReduceProd
 from rlx.ops.select import Arange, range_count
-from rlx.ops.strings import NumberToString, StringToNumber
 
 __all__ = [
     "axes_argument",
     "broadcast_shape",
-    "cast_target",
     "flat_shape",
     "permutation",
     "shape_bounds",
@@ -102,10 +100,6 @@ def shape_bounds(ctx: NodeContext, rank: int) -> tuple[int, int]:
     start, end = ctx.integer("start", 0), ctx.integer("end", rank)
     first, last = (max(0, min(rank, a + rank if a < 0 else a)) for a in (start, end))
     return first, max(first, last)
-
-
-def cast_target(ctx: NodeContext) -> DType:
-    return element_dtype(ctx.integer("to"))
 
 
 def target_shape(ctx: NodeContext, shape: Shape) -> Shape:
@@ -566,35 +560,3 @@ def _gather_nd(ctx: NodeContext) -> Mapped:
 @onnx_op("Where", since=9)
 def _where(ctx: NodeContext) -> Mapped:
     return ctx.add(Where(), ctx.value(0), ctx.value(1), ctx.value(2))
-
-
-# ---- conversion
-
-
-@onnx_op("Cast")
-def _cast(ctx: NodeContext) -> Mapped:
-    to = cast_target(ctx)
-    ctx.require("round_mode", "up")
-    return _converted(ctx, ctx.value(), to)
-
-
-@onnx_op("CastLike", since=15)
-def _cast_like(ctx: NodeContext) -> Mapped:
-    ctx.require("round_mode", "up")
-    return _converted(ctx, ctx.value(), ctx.type(1).dtype)
-
-
-def _converted(ctx: NodeContext, x: Value, to: DType) -> Value:
-    """x in element type `to`; 8-bit floats saturate unless the node says otherwise."""
-    saturates = ctx.opset < 19 or ctx.flag("saturate", 1)
-    if x.dtype is to:
-        return x
-    if to.kind == "s":
-        return ctx.add(NumberToString(), x)
-    if x.dtype.kind == "s":
-        return ctx.add(StringToNumber(to), x)
-    if to.is_float and to.bits == 8 and saturates:
-        largest = {"f8e4m3": 448.0, "f8e5m2": 57344.0}[to.name]
-        wide = x if x.dtype.is_float and x.dtype.bits >= 16 else ctx.add(Cast(DTYPES["f32"]), x)
-        x = ctx.add(Clip(-largest, largest), wide)
-    return ctx.add(Cast(to), x)

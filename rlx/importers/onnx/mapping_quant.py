@@ -1,4 +1,4 @@
-"""ONNX ops on quantised tensors, and recurrent layers."""
+"""Casts, ONNX ops on quantised tensors, and recurrent layers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,83 @@ from typing import Any
 
 from rlx.importers.onnx.mapping import Mapped, NodeContext, element_dtype, onnx_op
 from rlx.importers.onnx.mapping_window import conv_attributes
-from rlx.ir.dtype import DTYPES
+from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Value
 from rlx.ir.shape import numel
-from rlx.ops.elementwise import Greater, Where
-from rlx.ops.quant import ConvInteger, DynamicQuantizeLinear, MatMulInteger, QLinearConv, QLinearMatMul, Quantize
+from rlx.ops.bitwise import BitwiseAnd
+from rlx.ops.elementwise import Add, Cast, Clip, Greater, Where
+from rlx.ops.misc import BitCast
+from rlx.ops.quant import (
+    LARGEST,
+    ConvInteger,
+    DynamicQuantizeLinear,
+    MatMulInteger,
+    QLinearConv,
+    QLinearMatMul,
+    Quantize,
+)
 from rlx.ops.recurrent import Gru, Lstm, Rnn
+from rlx.ops.strings import NumberToString, StringToNumber
 
-__all__ = ["nothing_of_nothing", "recurrent_attributes", "zero_points"]
+__all__ = ["cast_target", "nothing_of_nothing", "recurrent_attributes", "zero_points"]
 
 F32, U8 = DTYPES["f32"], DTYPES["u8"]
+MODES = ("up", "down", "nearest")
+
+
+# ---- casts
+
+
+def cast_target(ctx: NodeContext) -> DType:
+    """The element type that a Cast converts to."""
+    return element_dtype(ctx.integer("to"))
+
+
+@onnx_op("Cast")
+def _cast(ctx: NodeContext) -> Mapped:
+    to = cast_target(ctx)
+    return _converted(ctx, ctx.value(), to)
+
+
+@onnx_op("CastLike", since=15)
+def _cast_like(ctx: NodeContext) -> Mapped:
+    return _converted(ctx, ctx.value(), ctx.type(1).dtype)
+
+
+def _converted(ctx: NodeContext, x: Value, to: DType) -> Value:
+    """x in element type `to`; 8-bit floats saturate unless the node says otherwise."""
+    saturates, mode = ctx.opset < 19 or bool(ctx.flag("saturate", 1)), ctx.text("round_mode", "up")
+    if mode not in MODES:
+        ctx.fail(f"round_mode={mode!r} is not supported, only {', '.join(MODES)}")
+    if x.dtype is to:
+        return x
+    if to.kind == "s":
+        return ctx.add(NumberToString(), x)
+    if x.dtype.kind == "s":
+        return ctx.add(StringToNumber(to), x)
+    if to.name == "f8e8m0":
+        x = _power_of_two(ctx, x, saturates, mode)
+    elif to.is_float and to.bits == 8 and saturates:
+        largest = LARGEST[to.name]
+        wide = x if x.dtype.is_float and x.dtype.bits >= 16 else ctx.add(Cast(DTYPES["f32"]), x)
+        x = ctx.add(Clip(-largest, largest), wide)
+    return ctx.add(Cast(to), x)
+
+
+def _power_of_two(ctx: NodeContext, x: Value, saturates: bool, mode: str) -> Value:
+    """x as f64, rounded to a power of two up or down; what saturates is within those of f8e8m0 then."""
+    x = ctx.cast(x, DTYPES["f64"])
+    if saturates:
+        x = ctx.add(Clip(2.0**-127, 2.0**127), x)
+    if mode == "nearest":  # as a cast does
+        return x
+    bits = ctx.add(BitCast(DTYPES["i64"]), x)
+    if mode == "up":
+        bits = ctx.add(Add(), bits, ctx.constant((1 << 52) - 1, DTYPES["i64"]))
+    return ctx.add(BitCast(DTYPES["f64"]), ctx.add(BitwiseAnd(), bits, ctx.constant(-(1 << 52), DTYPES["i64"])))
+
+
+# ---- quantised tensors
 
 
 @onnx_op("QuantizeLinear", since=10)

@@ -11,7 +11,6 @@ from rlx.importers.onnx.mapping import NodeContext, static_op
 from rlx.importers.onnx.mapping_layout import (
     axes_argument,
     broadcast_shape,
-    cast_target,
     flat_shape,
     permutation,
     shape_bounds,
@@ -19,6 +18,7 @@ from rlx.importers.onnx.mapping_layout import (
     split_sizes,
     target_shape,
 )
+from rlx.importers.onnx.mapping_quant import cast_target
 from rlx.importers.onnx.symbolic import (
     LIMIT,
     NotStaticError,

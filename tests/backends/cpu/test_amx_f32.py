@@ -16,6 +16,7 @@ from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.jit.compile import compile_object
 from rlx.backends.cpu.jit.load import load_object
 from rlx.backends.cpu.schedule.matmul import PRODUCT_BLOCK, by_tiles, tile_chunking, tile_room
+from rlx.backends.cpu.target import TileTimes
 from rlx.ir.dtype import DTYPES
 
 pytestmark = pytest.mark.needs("amx_f32")
@@ -195,7 +196,7 @@ def test_rows_with_gaps():
 def test_chunks_cover_everything(shape, threads):
     m, n, k = shape
     for batch in (1, 3):
-        cut = tile_chunking(m, n, k, batch, threads)
+        cut = tile_chunking(TileTimes(), m, n, k, batch, threads)
         assert cut.chunks == batch * -(-m // cut.row_chunk) * -(-n // (16 * cut.panel_chunk))
         assert cut.copy_bytes >= tile_room(cut.row_chunk, k)
         assert cut.panel_chunk % 2 == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from targets import machine
 
 import rlx
 from rlx.backends.cpu.jit.compile import host
@@ -17,8 +18,11 @@ from rlx.backends.cpu.schedule.balance import shares
 from rlx.backends.cpu.schedule.conv import ConvSchedule
 from rlx.backends.cpu.schedule.depthwise import DepthwiseSchedule
 from rlx.backends.cpu.schedule.matmul import chunking, tile_room
+from rlx.backends.cpu.target import Rates
 
 RNG = np.random.default_rng(11)
+
+RATES = Rates()
 
 
 def normal(*shape: int) -> np.ndarray[Any, np.dtype[Any]]:
@@ -51,9 +55,9 @@ def test_chunks_that_cost_little_are_not_split() -> None:
 
 def test_few_threads_have_one_cut() -> None:
     """What a machine of few cores gains from equal shares is not changed; more threads get more chunks."""
-    cuts = [chunking(128, 384, 1536, 1, 4, threads) for threads in range(1, FEW_THREADS + 1)]
+    cuts = [chunking(RATES, 128, 384, 1536, 1, 4, threads) for threads in range(1, FEW_THREADS + 1)]
     assert len(set(cuts)) == 1
-    assert chunking(128, 384, 1536, 1, 4, 16).chunks % 16 == 0
+    assert chunking(RATES, 128, 384, 1536, 1, 4, 16).chunks % 16 == 0
 
 
 def images() -> rlx.Graph:
@@ -147,7 +151,7 @@ def test_one_artifact_for_any_number_of_threads(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("pixels", [49, 196, 784])
 @pytest.mark.parametrize("gathers", [False, True])
 def test_products_by_tiles_are_cut_into_what_the_code_computes(outputs: int, pixels: int, gathers: bool) -> None:
-    cut = ConvSchedule(outputs, 512, pixels, 1, 4, 16, 6, None if gathers else 512, True, True)({THREADS: 2})
+    cut = ConvSchedule(outputs, 512, pixels, 1, 4, 16, 6, None if gathers else 512, True, RATES, True)({THREADS: 2})
     panels, blocks = -(-outputs // 16), -(-pixels // cut.pixel_chunk)
     assert cut.chunks == blocks * -(-panels // cut.panel_chunk)
     if cut.steps == 0:
@@ -159,7 +163,7 @@ def test_products_by_tiles_are_cut_into_what_the_code_computes(outputs: int, pix
 @pytest.mark.parametrize("outputs", [160, 320, 512, 960, 1000, 2048])
 @pytest.mark.parametrize("pixels", [49, 196, 784])
 def test_products_of_windows_are_cut_into_an_even_number_of_chunks(outputs: int, pixels: int) -> None:
-    cut = ConvSchedule(outputs, 512, pixels, 1, 4, 16, 6, 512, True)({THREADS: 2})
+    cut = ConvSchedule(outputs, 512, pixels, 1, 4, 16, 6, 512, True, RATES)({THREADS: 2})
     assert cut.chunks % 2 == 0
     panels, blocks = -(-outputs // 16), -(-pixels // cut.pixel_chunk)
     parts = cut.chunks // blocks  # each takes an even share of the panels, which the code computes from their number
@@ -172,7 +176,7 @@ def test_products_of_windows_are_cut_into_an_even_number_of_chunks(outputs: int,
 @pytest.mark.parametrize("gathers", [False, True])
 def test_two_threads_have_halves_of_the_image(pixels: int, depth: int, rows: int, gathers: bool) -> None:
     """Where an odd number of blocks would do as well."""
-    cut = ConvSchedule(24, depth, pixels, 1, 4, 16, rows, None if gathers else depth, True)({THREADS: 2})
+    cut = ConvSchedule(24, depth, pixels, 1, 4, 16, rows, None if gathers else depth, True, RATES)({THREADS: 2})
     blocks = -(-pixels // cut.pixel_chunk)
     assert blocks == 1 or blocks % 2 == 0
 
@@ -180,7 +184,26 @@ def test_two_threads_have_halves_of_the_image(pixels: int, depth: int, rows: int
 @pytest.mark.parametrize("height", [7, 14, 20, 28, 56, 112])
 @pytest.mark.parametrize("channels", [8, 96, 100, 384, 960])
 def test_depthwise_chunks_cover_rows_and_channels(height: int, channels: int) -> None:
-    cut = DepthwiseSchedule((2, channels, height, height), 9, 8)({THREADS: 2})
+    cut = DepthwiseSchedule((2, channels, height, height), 9, 8, RATES)({THREADS: 2})
     assert cut.rows * (cut.strips - 1) < height <= cut.rows * cut.strips
     assert cut.block * (cut.blocks - 1) < channels <= cut.block * cut.blocks
     assert cut.chunks == 2 * cut.strips * cut.blocks
+
+
+def test_faster_machines_have_fewer_chunks() -> None:
+    """Chunks take about as long on each: their number depends on nothing of a machine but its rates."""
+    fast = Rates(flops=4 * RATES.flops, read=4 * RATES.read, copy=4 * RATES.copy, taps=4 * RATES.taps)
+    assert chunking(fast, 512, 512, 512, 1, 4).chunks < chunking(RATES, 512, 512, 512, 1, 4).chunks
+    conv = [ConvSchedule(256, 512, 4096, 1, 4, 16, 6, 512, True, r)({THREADS: 2}).chunks for r in (RATES, fast)]
+    depthwise = [DepthwiseSchedule((1, 512, 56, 56), 9, 8, r)({THREADS: 2}).chunks for r in (RATES, fast)]
+    assert conv[0] > conv[1]
+    assert depthwise[0] > depthwise[1]
+
+
+def test_rates_are_those_of_the_target() -> None:
+    """Of equal targets one object; what multiplies bytes is faster with VNNI, and still faster with tile registers."""
+    plain, dots = (machine(features=f, vector_bytes=64, tiles=False) for f in ("", "+avx512vnni,+avx512vl"))
+    tiles = machine(features=dots.features, vector_bytes=64, tiles=True)
+    assert machine(features="", vector_bytes=64, tiles=False).rates is plain.rates
+    assert plain.rates.byte_products < dots.rates.byte_products < tiles.rates.byte_products
+    assert plain.rates.flops == tiles.rates.flops

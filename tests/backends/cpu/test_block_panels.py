@@ -259,7 +259,7 @@ def test_elements_are_recognised(encoding: str) -> None:
 
 def test_machines_without_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decode as before."""
-    monkeypatch.setattr(block_panels, "_has_code", lambda _: False)
+    monkeypatch.setattr(block_panels, "has_code", lambda _: False)
     stored, w = weights("q8_0", 40, 64)
     model = compiled("q8_0", 40, 64, 2)
     model.set_params({"w": stored, "bias": np.zeros(40, np.float32)})

@@ -16,7 +16,7 @@ from rlx.backends.cpu.kernels.conv.winograd_forms import FORMS, transforms
 from rlx.backends.cpu.schedule.arguments import THREADS
 from rlx.backends.cpu.schedule.conv import conv_by_tiles
 from rlx.backends.cpu.schedule.winograd import WinogradSchedule
-from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.target import Rates, Target
 from rlx.backends.reference import run_graph
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim, Size, evaluate
@@ -579,7 +579,7 @@ def test_winograd_of_sizes_known_at_the_run(name: str) -> None:
     n, h, w = Dim("n", 0, 4), Dim("h", 3, 64), Dim("w", 3, 64)
     g = conv_graph((n, 16, h, w), (16, 16, *FORMS[name].r), residual, pads=(2, 2, 2, 2))
     run = compiled(g)
-    assert strategies(run) == [name]
+    assert [how.partition("|")[0] for how in strategies(run)] == [name]  # which may be one of two ways
     for sizes in ((1, 3, 3), (2, 9, 16), (3, 40, 33), (0, 5, 5), (1, 64, 64)):
         check(g, dict(zip("nhw", sizes, strict=True)), run, tolerance=6e-6)
 
@@ -644,7 +644,7 @@ def test_a_convolution_that_takes_long_is_not_one_chunk(channels: int, outputs: 
     """By tiles, of a small image with large weights: two threads have a half of it each, and all of it is done."""
     form = FORMS[name]
     for threads in (1, 2, 3, 8):
-        cut = WinogradSchedule(form.m, form.n, (1, channels, outputs, size, size), True)({THREADS: threads})
+        cut = WinogradSchedule(form.m, form.n, (1, channels, outputs, size, size), True, Rates())({THREADS: threads})
         panels = -(-outputs // WinogradSchedule.WIDTH)
         assert cut.chunks > 1
         assert cut.chunks == -(-cut.tiles // cut.tile_chunk) * -(-panels // cut.panel_chunk)
@@ -658,7 +658,9 @@ def test_half_a_panel_at_the_end_is_not_a_chunk_of_its_own(outputs: int, channel
     """Its vectors overlap those before them, which are another chunk's then."""
     for form in FORMS.values():
         for threads in (1, 2, 3, 8, 64):
-            cut = WinogradSchedule(form.m, form.n, (1, channels, outputs, size, size), True)({THREADS: threads})
+            cut = WinogradSchedule(form.m, form.n, (1, channels, outputs, size, size), True, Rates())(
+                {THREADS: threads}
+            )
             assert cut.panel_chunk >= -(-outputs // WinogradSchedule.WIDTH)
     check(conv_graph((1, channels, size, size), (outputs, channels, 3, 3), relu_of, pads=(1, 1, 1, 1)))
 

@@ -14,6 +14,7 @@ from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.jit.compile import compile_object
 from rlx.backends.cpu.jit.load import load_object
 from rlx.backends.cpu.schedule.matmul import chunking, in_pairs
+from rlx.backends.cpu.target import Rates
 from rlx.ir.dtype import DTYPES
 from tests.backends.cpu.test_gemm import Guarded, load, multiply, random
 
@@ -55,7 +56,7 @@ def shortened(b, vector_bytes):
 def short_product(a, b, vector_bytes):
     (_, m, k), n = a.shape, b.shape[2]
     c = Guarded(np.full((1, m, n), np.nan, np.float32), at_end=True).array
-    cut = in_pairs(chunking(m, n, k, 1, 4), m, n, 1)
+    cut = in_pairs(chunking(Rates(), m, n, k, 1, 4), m, n, 1)
     panels = shortened(b, vector_bytes)
     words = [a.ctypes.data, a.strides[1] // 4, 0, panels.ctypes.data, 0, c.ctypes.data, n, 0, m, n, k, 1]
     words += [cut.row_chunk, cut.panel_chunk, 0, 0, 0, cut.steps, codes(vector_bytes)[3]]

@@ -13,6 +13,7 @@ from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.cpu.kernels.conv import fused_depthwise
 from rlx.backends.cpu.schedule.arguments import THREADS
 from rlx.backends.cpu.schedule.fused_depthwise import FusedDepthwiseSchedule
+from rlx.backends.cpu.target import Rates
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim, Size
 from rlx.kernels.fuse import fuse
@@ -151,7 +152,9 @@ def test_what_others_read_is_in_memory() -> None:
 @pytest.mark.parametrize("height, width, stride", [(112, 112, 2), (56, 56, 1), (7, 7, 1), (1, 640, 1), (640, 3, 2)])
 def test_chunks_cover_all(height: int, width: int, stride: int, threads: int, batch: int, together: int) -> None:
     out = (-(-height // stride), -(-width // stride))
-    made = FusedDepthwiseSchedule((batch, 144, height, width, *out), 24, 9, 3, stride, 4, together)({THREADS: threads})
+    made = FusedDepthwiseSchedule((batch, 144, height, width, *out), 24, 9, 3, stride, 4, together, Rates())(
+        {THREADS: threads}
+    )
     assert made.chunks == batch * made.strips * made.blocks
     assert out[0] == 1 or batch * made.strips % 2 == 0  # two threads have halves of the image
     assert (made.strips - 1) * made.rows < out[0] <= made.strips * made.rows

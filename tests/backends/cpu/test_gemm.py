@@ -18,11 +18,14 @@ from rlx.backends.cpu.jit.load import load_object
 from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Module, size_of, vec
 from rlx.backends.cpu.schedule.matmul import Chunking, chunking, k_block
+from rlx.backends.cpu.target import Rates
 from rlx.ir import dtype as rlx_dtype
 
 DTYPES = {"f32": np.float32, "f64": np.float64}
 TOLERANCE = {"f32": 2e-6, "f64": 4e-15}
 SIGNATURE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+
+RATES = Rates()
 
 
 @dataclass
@@ -99,7 +102,7 @@ def multiply(a, b, cut=None, vector_bytes=0, out=None):
     dtype = "f32" if a.dtype == np.float32 else "f64"
     (batch, m, k), n = a.shape, b.shape[2]
     c = np.full((batch, m, n), np.nan, a.dtype) if out is None else out
-    cut = cut or chunking(m, n, k, batch, size_of(SCALARS[dtype]))
+    cut = cut or chunking(RATES, m, n, k, batch, size_of(SCALARS[dtype]))
     scratch = np.zeros(cut.copy_bytes + 64, np.uint8)
     packed = pack(b, dtype, vector_bytes)
     b_batch = 0 if len(b) == 1 else None
@@ -132,7 +135,7 @@ def test_odd_shapes(dtype, k):
 @pytest.mark.parametrize("shape", [(0, 5, 4), (5, 0, 4), (0, 0, 0)])
 def test_empty(shape):
     m, n, k = shape
-    assert chunking(m, n, k, 1, 4).chunks == 0
+    assert chunking(RATES, m, n, k, 1, 4).chunks == 0
     assert multiply(random((1, m, k), "f32"), random((1, k, n), "f32")).shape == (1, m, n)
 
 
@@ -294,7 +297,7 @@ def test_batch_offsets():
     code = load(gemm_kernel(tile("f32"), "rlx_axes", batch_offsets=offsets), "rlx_axes")
     a, b = random((6, 6, 20), "f32"), random((3, 20, 18), "f32", 1)
     c = np.full((6, 6, 18), np.nan, np.float32)
-    cut = chunking(6, 18, 20, 6, 4)
+    cut = chunking(RATES, 6, 18, 20, 6, 4)
     packed, scratch = pack(b, "f32"), np.zeros(64, np.uint8)
     code.run(words_of(a, packed, c, 18, cut, scratch), cut.chunks)
     assert_product(c, a, np.concatenate([b, b]), "f32")
@@ -306,7 +309,7 @@ CUT = [(1, 384, 384, 1), (16, 384, 384, 1), (128, 1536, 384, 1), (128, 768, 3072
 @pytest.mark.parametrize("shape", [*CUT, (100_000, 16, 8, 1), (197, 768, 768, 1), (5, 160, 4096, 3)])
 def test_chunks_cover_everything(shape):
     m, n, k, batch = shape
-    cut = chunking(m, n, k, batch, 4)
+    cut = chunking(RATES, m, n, k, batch, 4)
     panels = -(-n // 16)
     assert cut.chunks == batch * -(-m // cut.row_chunk) * -(-panels // cut.panel_chunk)
     work = 2 * min(m, cut.row_chunk) * min(n, 16 * cut.panel_chunk) * k
@@ -317,7 +320,7 @@ def test_chunks_cover_everything(shape):
 @pytest.mark.parametrize("shape", CUT[1:])
 def test_two_threads_get_equal_shares(shape):
     m, n, k, batch = shape
-    cut = chunking(m, n, k, batch, 4)
+    cut = chunking(RATES, m, n, k, batch, 4)
     work = sum(
         min(cut.row_chunk, m - row) * min(16 * cut.panel_chunk, n - column)
         for row in range(0, m, cut.row_chunk)
@@ -343,5 +346,5 @@ def test_loops_of_512_bit_tiles_keep_their_sums_in_registers(dtype, rows, panels
 
 @pytest.mark.parametrize("m", [1, 4, 10, 12, 14, 16])
 def test_two_threads_have_equal_shares_of_small_products(m: int) -> None:
-    assert chunking(m, 384, 384, 1, 4, 2).chunks % 2 == 0
-    assert chunking(min(m, 4), 256, 256, 1, 4, 2).chunks == 1  # a join takes longer
+    assert chunking(RATES, m, 384, 384, 1, 4, 2).chunks % 2 == 0
+    assert chunking(RATES, min(m, 4), 256, 256, 1, 4, 2).chunks == 1  # a join takes longer

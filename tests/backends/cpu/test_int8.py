@@ -14,7 +14,7 @@ import pytest
 from targets import machine
 
 import rlx
-from rlx.backends.cpu.gemm.panels import int8 as int8_panels
+from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
 from rlx.backends.cpu.gemm.requantise import _not_stored
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array
@@ -107,6 +107,23 @@ def test_scales_of_channels() -> None:
     given = [np.asarray(x) for x in given]
     model = compiled(QLinearMatMul(), given, (3, 4, 5))
     assert np.array_equal(run(model, given, (3, 4, 5))[0], QLinearMatMul().reference(*given))
+
+
+@pytest.mark.parametrize("columns", [5, 16, 33, 48, 80])
+def test_tiles_of_all_heights(columns: int) -> None:
+    """Any number of rows, by tiles of one panel and of two, whole and in part: as sums, and as bytes."""
+    rng = np.random.default_rng(16)
+    rows = rlx.Dim("m", 1, 40)
+    a, b = rng.integers(0, 256, (40, 24)).astype(np.uint8), rng.integers(-128, 128, (24, columns)).astype(np.int8)
+    scales = [rng.uniform(0.01, 0.02, s).astype(np.float32) for s in ((), (columns,), ())]
+    sums, wanted = compiled(MatMulInteger(), [a, b], (1,), {0: (rows, 24)}), a.astype(np.int64) @ b.astype(np.int64)
+    given = [a, scales[0], np.uint8(3), b, scales[1], np.zeros(columns, np.int8), scales[2] * 200, np.uint8(128)]
+    given = [np.asarray(x) for x in given]
+    scaled = compiled(QLinearMatMul(), given, (3, 4, 5), {0: (rows, 24)})
+    wanted_bytes = QLinearMatMul().reference(*given)
+    for count in (*range(1, 20), 40):
+        assert np.array_equal(run(sums, [a[:count], b], (1,))[0], wanted[:count])
+        assert np.array_equal(run(scaled, [a[:count], *given[1:]], (3, 4, 5))[0], wanted_bytes[:count])
 
 
 def test_quantised_on_the_fly() -> None:

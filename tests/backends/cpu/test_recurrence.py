@@ -157,7 +157,7 @@ from rlx.ops.recurrent import Gru, Lstm
 signal.alarm(240)
 runner_ir.RUNTIME += " without turns"
 os_ir.TURN_NS = -1
-recurrence.LOOK_WORK = 1
+recurrence.LOOK = 1e-12
 runner.native()
 pool.start(workers=5)
 rng = np.random.default_rng(0)

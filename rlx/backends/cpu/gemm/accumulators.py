@@ -10,6 +10,7 @@ of a row, in all lanes, and a vector of B. `Rows` find the elements of A: `Matri
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -33,11 +34,17 @@ class Fetch:
 
 
 class Accumulators:
-    """The sums of a tile of C, `rows` x `vectors` registers, which begin at zero."""
+    """The sums of a tile of C, `rows` x `vectors` registers, which begin at zero, or as `first` has them.
 
-    def __init__(self, f: Function, tile: Tile, rows: int, vectors: int) -> None:
-        self.f, self.tile, self.rows, self.vectors = f, tile, rows, vectors
-        self.values = ["zeroinitializer"] * (rows * vectors)
+    Each is that of so many `chains`, which take steps in turn until `join`: where sums are few, they wait for no other.
+    """
+
+    def __init__(
+        self, f: Function, tile: Tile, rows: int, vectors: int, first: list[str] | None = None, chains: int = 1
+    ) -> None:
+        self.f, self.tile, self.rows, self.vectors, self.chains = f, tile, rows, vectors, chains
+        zeros = ["zeroinitializer"] * (rows * vectors)
+        self.values = [*(first or zeros), *zeros * (chains - 1)]
 
     def typed(self) -> list[Typed]:
         return [(self.tile.vector, x) for x in self.values]
@@ -79,11 +86,18 @@ class Accumulators:
         self.values = after[-len(before) :]
         return after[: -len(before)]
 
-    def add(self, a: Read, b: Read, *, first: int = 0, count: int = 0, ordered: bool = False) -> None:
+    def join(self) -> None:
+        """Makes one chain of all."""
+        count = self.rows * self.vectors
+        parts = [self.values[at : at + count] for at in range(0, len(self.values), count)]
+        self.values, self.chains = [functools.reduce(self.f.add, x) for x in zip(*parts, strict=True)], 1
+
+    def add(self, a: Read, b: Read, *, first: int = 0, count: int = 0, ordered: bool = False, chain: int = 0) -> None:
         """Adds a step: `a(i)` times `b(j)`, for all vectors or `count` of them from number `first` on.
 
         The fewer of both are held in registers. `ordered` keeps sums of several steps in the order of instructions.
         """
+        first += chain * self.rows * self.vectors
         f, tile, rows, vectors = self.f, self.tile, range(self.rows), range(count or self.vectors)
 
         def sum_of(i: int, j: int, x: str, y: str) -> str:
@@ -111,34 +125,54 @@ class Accumulators:
         pairs = enumerate(zip(sums.values, self.values, strict=True))
         self.values = [self.f.fma(x, scales[i % self.vectors], total) for i, (x, total) in pairs]
 
+    def add_groups(self, groups: Sequence[tuple[Accumulators, Sequence[str]]], row_scales: Sequence[str]) -> None:
+        """Adds sums of whole numbers, each group times scales of vectors of columns, all times a scale of each row.
+
+        A group without scales is the only one.
+        """
+        f = self.f
+        for at, total in enumerate(self.values):
+            value = ""
+            for sums, scales in groups:
+                x = f.cast("sitofp", sums.values[at], self.tile.scalar)
+                if not scales:
+                    value = x
+                elif value:
+                    value = f.fma(x, scales[at % self.vectors], value)
+                else:
+                    value = f.mul(x, scales[at % self.vectors])
+            self.values[at] = f.fma(value, row_scales[at // self.vectors], total)
+
     def steps(self, rows: Sequence[str], panels: Sequence[str], count: int, fetch: Fetch | None) -> None:
         """Adds `count` steps: elements of A lie at `rows`, vectors of B at `panels`."""
         f, tile = self.f, self.tile
-        size, b_size, per_panel = size_of(tile.scalar), size_of(tile.b_scalar), tile.width // tile.lanes
-        for k in range(count):
-            if fetch and k * tile.fetched % 64 == 0:
+        size, per_panel = size_of(tile.a_scalar), tile.width // tile.lanes
+        for k in range(0, count, tile.format.depth):
+            if fetch and tile.format.fetches and k * tile.fetched % 64 == 0:
                 f.prefetch(f.offset(fetch.start, k * tile.fetched), locality=fetch.locality)
             places = [
-                f.offset(panels[j // per_panel], (k * tile.width + j % per_panel * tile.lanes) * b_size)
+                f.offset(panels[j // per_panel], k * tile.step_bytes + j % per_panel * tile.lanes * tile.column_bytes)
                 for j in range(self.vectors)
             ]
 
             def a(i: int, k: int = k) -> str:
-                return f.splat(f.load(tile.scalar, f.offset(rows[i], k * size)), tile.lanes)
+                return tile.format.load_left(f, f.offset(rows[i], k * size), tile.vector)
 
             def b(j: int, places: list[str] = places) -> str:
                 return tile.format.load(f, places[j], tile.vector)
 
-            self.add(a, b, ordered=count > 1)
+            self.add(a, b, ordered=count > 1, chain=k // tile.format.depth % self.chains)
 
-    def put(self, c_rows: list[str], n: str, added: str) -> None:
-        """Sets or, where `added`, adds them to rows of C (`ldc` apart, the argument), in columns below `n`."""
+    def put(self, c_rows: list[str], n: str, added: str | None) -> None:
+        """Sets rows of C (`ldc` apart, the argument) to them in columns below `n`, or adds them where `added`."""
         f, tile, acc, vectors = self.f, self.tile, self.values, self.vectors
         ty, v, lanes, size = tile.scalar, tile.vector, tile.lanes, size_of(tile.scalar)
         places = [(i * vectors + j, f.gep(row, j * lanes, ty)) for i, row in enumerate(c_rows) for j in range(vectors)]
 
         def finish_whole() -> None:
-            sums = f.if_(added, lambda: [f.add(acc[at], f.load(v, p)) for at, p in places], lambda: acc)
+            sums = acc
+            if added:
+                sums = f.if_(added, lambda: [f.add(acc[at], f.load(v, p)) for at, p in places], lambda: acc)
             for at, p in places:
                 f.store(sums[at], p)
 
@@ -148,7 +182,7 @@ class Accumulators:
             def add_old() -> list[str]:
                 return [f.add(acc[at], f.masked_load(v, p, masks[at % vectors])) for at, p in places]
 
-            sums = f.if_(added, add_old, lambda: acc)
+            sums = f.if_(added, add_old, lambda: acc) if added else acc
             for at, p in places:
                 f.masked_store(sums[at], p, masks[at % vectors])
 
@@ -163,8 +197,10 @@ class Accumulators:
                 source, target = f.gep(copy, f.mul(i, vectors * lanes), ty), f.gep(c_rows[0], f.mul(i, "%ldc"), ty)
                 for j in range(vectors):
                     p = f.gep(target, j * lanes, ty)
-                    value, old = f.load(v, f.gep(source, j * lanes, ty)), f.masked_load(v, p, masks[j])
-                    f.masked_store(f.select(added, f.add(value, old), value), p, masks[j])
+                    value = f.load(v, f.gep(source, j * lanes, ty))
+                    if added:
+                        value = f.select(added, f.add(value, f.masked_load(v, p, masks[j])), value)
+                    f.masked_store(value, p, masks[j])
 
             f.loop(0, len(c_rows), 1, [], row)
 
@@ -173,7 +209,10 @@ class Accumulators:
 
 
 def multiply_add(f: Function, tile: Tile, a: str, b: str, total: str) -> str:
-    """total + a * b, lane by lane; of i32 lanes the products of both halves are added."""
+    """total + a * b, lane by lane: as the format has it, else by fma; of i32 lanes the products of halves are added."""
+    own = tile.format.multiply_add(f, tile, a, b, total)
+    if own is not None:
+        return own
     v, lanes = tile.vector, tile.lanes
     if tile.dtype != "i32":
         return f.fma(a, b, total, v)
@@ -240,7 +279,7 @@ class Matrix(Rows):
     @staticmethod
     def of(f: Function, tile: Tile, a: str, step: str, depth: str, unroll: int = 0) -> Matrix:
         """Rows `step` elements apart."""
-        size = f.mul(step, size_of(tile.scalar))
+        size = f.mul(step, size_of(tile.a_scalar))
         return Matrix(a, size, f.mul(size, 2), depth, unroll or tile.unroll)
 
     def at(self, f: Function, tile: Tile, row: Operand) -> str:
@@ -250,12 +289,21 @@ class Matrix(Rows):
         """Where rows are, by the pointers of every third."""
         return [f.offset(pointers[i // 3], (0, self.step, self.double)[i % 3]) for i in range(count)]
 
-    def sums(self, f: Function, tile: Tile, row: Operand, count: int, panels: Panels, fetch: Fetch) -> Accumulators:
-        size, b_size, unroll = size_of(tile.scalar), size_of(tile.b_scalar), self.unroll
+    def sums(
+        self,
+        f: Function,
+        tile: Tile,
+        row: Operand,
+        count: int,
+        panels: Panels,
+        fetch: Fetch,
+        first: list[str] | None = None,
+    ) -> Accumulators:
+        size, unroll = size_of(tile.a_scalar), self.unroll
         thirds = [self.at(f, tile, row)]
         for _ in range((count - 1) // 3):
             thirds.append(f.offset(thirds[-1], f.mul(self.step, 3)))
-        n, total = len(thirds), Accumulators(f, tile, count, panels.vectors)
+        n, total = len(thirds), Accumulators(f, tile, count, panels.vectors, first, tile.chains(count, panels.vectors))
 
         def turn(steps: int) -> Callable[[str, list[str]], list[str]]:
             def body(_: str, state: list[str]) -> list[str]:
@@ -264,7 +312,7 @@ class Matrix(Rows):
                 if n > 2:  # LLVM would keep a pointer for each row, most of them in memory
                     at = [f.opaque(p) for p in at]
                 total.steps(self.lines(f, at, count), at[n:], steps, Fetch(ahead, fetch.locality) if fetched else None)
-                moved = [f.offset(p, steps * (size if i < n else tile.width * b_size)) for i, p in enumerate(at)]
+                moved = [f.offset(p, steps * (size if i < n else tile.step_bytes)) for i, p in enumerate(at)]
                 return [*moved, f.offset(ahead, fetched)]
 
             return body
@@ -273,7 +321,9 @@ class Matrix(Rows):
         if unroll > 1:
             done = f.and_(self.depth, -unroll)
             pointers = total.loop(0, done, unroll, pointers, turn(unroll))
-        total.loop(done, self.depth, 1, pointers, turn(1))
+        if tile.format.depth == 1:
+            total.loop(done, self.depth, 1, pointers, turn(1))
+        total.join()
         return total
 
 

@@ -63,6 +63,10 @@ def with_tiles(fma: Function, block: Function, few: Function | None = None) -> F
 
     `copy` then is room of `schedule.matmul.tile_room(rows, k)` bytes. `block` is the function that computes by tiles,
     and `few` that for up to `TILE_ROWS` rows over two steps of k or more, if there is one for them.
+
+    This is no choice between kernels (`schedule.choice`): the rows of a block differ within a run, from part to part of
+    a chunk, and `most` comes with the cut into chunks, which a binding makes. Two comparisons a block, which takes 20
+    us or more, cost less than a second kernel for each product of an open size: its epilogue would be compiled twice.
     """
     arguments = arguments_of(f"{ARGUMENTS}, i64 most, ptr copy")
     f = Function(f"{fma.name}_tiles", arguments, attrs="nounwind noinline")

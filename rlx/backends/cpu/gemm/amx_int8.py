@@ -8,49 +8,47 @@ so was what came after it.
 
 from __future__ import annotations
 
-from rlx.backends.cpu.gemm.int8_epilogue import Finish, finishing, limits, quantised, starting
-from rlx.backends.cpu.gemm.panels.int8 import BLOCK, DEPTH, HEAD, WIDTH, Tile, dot
+from typing import TYPE_CHECKING
+
+from rlx.backends.cpu.gemm.int8_ends import Finish, finishing, rows_of_bytes, starting
+from rlx.backends.cpu.gemm.panels.int8_layout import HEAD, WIDTH, EndArguments, dot
 from rlx.backends.cpu.llvm import amx
-from rlx.backends.cpu.llvm.builder import Function, arguments_of, vec, void
+from rlx.backends.cpu.llvm.builder import Function, arguments_of, size_of, void
 from rlx.records import dataclass
+
+if TYPE_CHECKING:
+    from rlx.backends.cpu.gemm.panels.int8 import Int8
 
 __all__ = ["block"]
 
-STEP = amx.ROW_BYTES // DEPTH  # eights of k of a tile
+STEP = amx.ROW_BYTES  # elements of k of a tile
 MOST = 4  # panels of a strip
-DEEP = 64  # eights of k from which on a strip has two panels: four take 32 KB then
+DEEP = 512  # elements of k from which on a strip has two panels: four take 32 KB then
 BYTES = amx.ROWS * amx.ROW_BYTES  # of a tile
 A, B, A_REST, B_REST = 4, 5, 6, 7  # tiles; those before are of sums
 V = "<16 x i32>"
-STRIP = (
-    "ptr a, i64 lda, ptr w, i64 panel, ptr more, i64 spare, i64 octets, i64 places, ptr c, i64 ldc, i64 rows, i64 n, "
-    "i64 zero, ptr finish, i64 column"
-)
+STRIP = "ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 rows, i64 n, i64 k, ptr ends, i64 panel"
 
 
-def block(tile: Tile) -> Function:
-    """The code of a block of C of at least 16 rows; arguments: see `int8_panels.BLOCK`."""
-    f = Function(f"rlx_quads_tiles_{tile.name}", arguments_of(BLOCK), shared=True, attrs="nounwind noinline")
+def block(format: Int8, arguments: list[tuple[str, str]]) -> Function:
+    """A block of C of at least 16 rows; arguments: those of `kernel.gemm_block`."""
+    f = Function(f"rlx_int8_tiles_{format.name}", arguments, internal=True, attrs="nounwind noinline")
     _configure(f)
-    panel = f.add(f.mul("%octets", 128), HEAD)
+    item = size_of(format.result("i32"))
 
     def strips(m: int, most: int) -> None:
-        def strip(column: str, state: list[str]) -> list[str]:
-            w, more = state
-            left = f.sub("%columns", column)
-            arguments = [
-                "%a", "%lda", w, panel, more, "%spare", "%octets", "%places",
-                f.offset("%c", f.mul(column, tile.item)), "%ldc", "%rows", left, "%zero", "%finish",
-                f.add("%column", f.mul(column, 4)),
-            ]  # fmt: skip
+        def strip(column: str, _: list[str]) -> None:
+            left, panel = f.sub("%columns", column), f.lshr(column, WIDTH.bit_length() - 1)
+            c = f.offset("%c", f.mul(column, item))
+            b = f.offset("%b", f.mul(panel, "%stride"))
+            given = ["%a", "%lda", b, "%stride", c, f.mul("%ldc", item), "%rows", left, "%k", "%ends", panel]
             count = f.min(f.div(f.add(left, WIDTH - 1), WIDTH), most)
-            forms = {n: _strip(tile, m, n) for n in range(1, most + 1)}
-            f.switch(count, {n: (lambda n=n: void(f.call(forms[n], arguments))) for n in forms})  # type: ignore[misc]
-            return [f.offset(w, f.mul(panel, most)), f.offset(more, f.mul("%spare", most))]
+            forms = {n: _strip(format, m, n) for n in range(1, most + 1)}
+            f.switch(count, {n: (lambda n=n: void(f.call(forms[n], given))) for n in forms})  # type: ignore[misc]
 
-        f.loop(0, "%columns", most * WIDTH, [("ptr", "%w"), ("ptr", "%more")], strip)
+        f.loop(0, "%columns", most * WIDTH, [], strip)
 
-    f.if_(f.cmp("gt", "%octets", DEEP), lambda: strips(2, 2), lambda: strips(1, MOST))
+    f.if_(f.cmp("gt", "%k", DEEP), lambda: strips(2, 2), lambda: strips(1, MOST))
     amx.release(f)
     f.ret()
     return f
@@ -62,33 +60,31 @@ def _configure(f: Function) -> None:
     room = f.alloca("i8", len(data))
     for i in range(0, len(data), 8):
         f.store(int.from_bytes(bytes(data[i : i + 8]), "little", signed=True), f.offset(room, i), ty="i64")
-    rest = f.rem("%octets", STEP)
+    rest = f.rem("%k", STEP)
     rest = f.select(f.cmp("eq", rest, 0), STEP, rest, "i64")
-    f.store(f.cast("trunc", f.mul(rest, DEPTH), "i16"), f.offset(room, amx.bytes_place(A_REST)))
-    f.store(f.cast("trunc", f.mul(rest, DEPTH // 4), "i8"), f.offset(room, amx.rows_place(B_REST)))
+    f.store(f.cast("trunc", rest, "i16"), f.offset(room, amx.bytes_place(A_REST)))
+    f.store(f.cast("trunc", f.lshr(rest, 2), "i8"), f.offset(room, amx.rows_place(B_REST)))
     amx.configure(f, room)
 
 
-def _strip(tile: Tile, m: int, n: int) -> Function:
-    """All rows with `n` panels, by bands of `m` times 16."""
-    f = Function(f"rlx_quads_tiles_{tile.name}_{m}x{n}", arguments_of(STRIP), shared=True, attrs="nounwind noinline")
-    panels, mores, columns = ["%w"], ["%more"], ["%column"]
+def _strip(format: Int8, m: int, n: int) -> Function:
+    """All rows with `n` panels, by bands of `m` times 16; `ldc` in bytes."""
+    f = Function(f"rlx_int8_tiles_{format.name}_{m}x{n}", arguments_of(STRIP), internal=True, attrs="nounwind noinline")
+    ends = EndArguments.loaded(f, words="%ends")
+    weights, columns = ["%b"], [f.add(ends.column, f.mul("%panel", 4 * WIDTH))]
     for _ in range(1, n):
-        panels.append(f.offset(panels[-1], "%panel"))
-        mores.append(f.offset(mores[-1], "%spare"))
+        weights.append(f.offset(weights[-1], "%stride"))
         columns.append(f.add(columns[-1], 4 * WIDTH))
-    zero = f.sub("%zero", 128) if tile.signed else "%zero"
+    point = f.sub(ends.point, 128) if format.signed else ends.point
     first = f.alloca("i8", 64 * n)
     for j in range(n):
-        f.store(starting(f, tile, panels[j], zero, "%finish", columns[j])[0], f.offset(first, 64 * j), align=64)
-    weights = [f.offset(p, HEAD) for p in panels]
-    finish = _finishing(f, tile, columns) if tile.result != "i32" else None
-    counts = [f.load("i64", f.offset(p, 64)) for p in panels]
+        f.store(starting(f, format, weights[j], point, ends.bias, columns[j])[0], f.offset(first, 64 * j), align=64)
+    finish = finishing(f, format, ends, columns, 32) if format.stores != "i32" else None
     if finish is None:
         mask = f.mask_below(f.sub("%n", WIDTH * (n - 1)), WIDTH, "i32")
     else:
-        mask = f.mask_below("%n", WIDTH * len(finish.scales), "i8")
-    end = _End(f, tile, f.alloca("i8", BYTES * m * n), n, mores, counts, finish, mask)
+        mask = f.mask_below("%n", 16 * n if n != 3 else 64, "i8")
+    end = _End(f, format, f.alloca("i8", BYTES * m * n), n, ends, weights, finish, mask)
     last = f.sub("%rows", amx.ROWS)
 
     def rows_of(top: str) -> list[str]:
@@ -104,12 +100,12 @@ def _strip(tile: Tile, m: int, n: int) -> Function:
                 amx.load(f, i * n + j, f.offset(first, 64 * j), 0)
 
         def step(_: str, state: list[str]) -> list[str]:
-            _products(f, tile, state[:m], state[m:], A, B)
+            _products(f, format, state[:m], state[m:], A, B)
             return [*(f.offset(p, amx.ROW_BYTES) for p in state[:m]), *(f.offset(p, BYTES) for p in state[m:])]
 
-        after = f.loop(0, f.div("%octets", STEP), 1, [("ptr", p) for p in [*lines, *weights]], step)
-        rest = f.cmp("ne", f.rem("%octets", STEP), 0)
-        f.if_(rest, lambda: _products(f, tile, after[:m], after[m:], A_REST, B_REST))
+        after = f.loop(0, f.div("%k", STEP), 1, [("ptr", p) for p in [*lines, *weights]], step)
+        rest = f.cmp("ne", f.rem("%k", STEP), 0)
+        f.if_(rest, lambda: _products(f, format, after[:m], after[m:], A_REST, B_REST))
 
     def band(top: str, _: list[str]) -> None:
         compute(top)
@@ -122,7 +118,7 @@ def _strip(tile: Tile, m: int, n: int) -> Function:
     return f
 
 
-def _products(f: Function, tile: Tile, lines: list[str], weights: list[str], left: int, right: int) -> None:
+def _products(f: Function, format: Int8, lines: list[str], weights: list[str], left: int, right: int) -> None:
     """Of one step of k, from side to side: each tile that is loaded serves two products but one, or all of a band."""
     n, before = len(weights), (-1, -1)
     for i in range(len(lines)):
@@ -132,14 +128,7 @@ def _products(f: Function, tile: Tile, lines: list[str], weights: list[str], lef
             if before[1] != j:
                 amx.load(f, right, weights[j], amx.ROW_BYTES)
             before = (i, j)
-            amx.dot(f, "tdpbssd" if tile.signed else "tdpbusd", i * n + j, left, right)
-
-
-def _finishing(f: Function, tile: Tile, columns: list[str]) -> Finish:
-    """The scales and shifts of panels, in the order of the vectors that `quantised` is given."""
-    found = [finishing(f, tile, "%finish", column) for column in columns]
-    found += found[-1:] if len(found) == 3 else []
-    return Finish([x.scales[0] for x in found], [x.shifts[0] for x in found], limits(f, "%finish", tile.clamped, 32))
+            amx.dot(f, "tdpbssd" if format.signed else "tdpbusd", i * n + j, left, right)
 
 
 @dataclass(frozen=True)
@@ -147,11 +136,11 @@ class _End:
     """What is done to the sums of a band."""
 
     f: Function
-    tile: Tile
+    format: Int8
     room: str  # for them
     n: int  # panels
-    mores: list[str]  # their further fours
-    counts: list[str]  # of those
+    ends: EndArguments
+    panels: list[str]  # their first steps
     finish: Finish | None
     mask: str  # of the columns that exist: of the last panel for sums, else of all that are stored at once
 
@@ -164,11 +153,10 @@ class _End:
         """Stores what is made of the `number`th 16 rows of the band, which start with `row` of A and C."""
         f = self.f
         room = f.offset(self.room, BYTES * self.n * number)
-        for j in range(self.n):
-            more = f.cmp("ne", self.counts[j], 0)
-            f.if_(more, lambda j=j: self.further(j, f.offset(room, BYTES * j), row))  # type: ignore[misc]
+        for j in range(self.n if self.format.rest else 0):
+            self.further(j, f.offset(room, BYTES * j), row)
         out = f.offset("%c", f.mul(row, "%ldc"))
-        at_once = 4 // len(self.finish.scales) if self.finish is not None else 1
+        at_once = {1: 4, 2: 2}.get(self.n, 1) if self.finish is not None else 1
 
         def rows(r: str, state: list[str]) -> list[str]:
             source, target = state
@@ -195,22 +183,15 @@ class _End:
         f.masked_store(sums[-1], last, self.mask)
 
     def store_bytes(self, sums: list[list[str]], places: list[str], finish: Finish) -> None:
-        """Of one row of three or four panels, two of two, or four of one."""
-        f = self.f
-        given = [x for row in sums for x in row]
-        given += given[-1:] * (4 - len(given))
-        scales, shifts = (list(x) * (4 // len(x)) for x in (finish.scales, finish.shifts))
-        found = quantised(f, self.tile.result, given, Finish(scales, shifts, finish.ends))
-        width = 64 // len(sums)
-        for i, place in enumerate(places):
-            order = [4 * q + v for v in range(4 * i // len(places), 4 * (i + 1) // len(places)) for q in range(4)]
-            value = f.cast("bitcast", f.shuffle(found, None, order), vec("i8", width))
-            f.masked_store(value, place, self.mask)
+        for place, value in zip(places, rows_of_bytes(self.f, self.format.stores, sums, finish), strict=True):
+            self.f.masked_store(value, place, self.mask)
 
     def further(self, j: int, room: str, row: str) -> None:
         """Adds the products with the further fours of a panel to its sums; rows of i8 are multiplied as u8."""
-        f, signed, more = self.f, self.tile.signed, self.mores[j]
-        a, fours = f.offset("%a", f.mul(row, "%lda")), f.offset(more, "%places")
+        f, signed, ends = self.f, self.format.signed, self.ends
+        more = f.offset(ends.more, f.mul(f.add("%panel", j), ends.spare))
+        count = f.load("i64", f.offset(self.panels[j], 64 - HEAD))
+        a, fours = f.offset("%a", f.mul(row, "%lda")), f.offset(more, ends.places)
         offset = f.splat("-2139062144", 16, "i32")  # 128 in each byte
 
         def one(i: str, _: list[str]) -> None:
@@ -228,4 +209,4 @@ class _End:
 
             f.loop(0, amx.ROWS, 1, [], add)
 
-        f.loop(0, self.counts[j], 1, [], one)
+        f.loop(0, count, 1, [], one)

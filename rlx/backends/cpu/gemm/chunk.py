@@ -10,9 +10,11 @@ many, but of sizes that differ by one (row or panel) at most.
 from __future__ import annotations
 
 from rlx.backends.cpu.llvm.builder import Function
+from rlx.backends.cpu.schedule.arguments import ArgumentTable
+from rlx.ir.shape import Shape, Size
 from rlx.records import dataclass
 
-__all__ = ["Chunk", "chunk_of"]
+__all__ = ["Chunk", "batch_indices", "chunk_of", "dot"]
 
 
 @dataclass(frozen=True)
@@ -78,3 +80,22 @@ def chunk_of(
         panel, n0 = f.mul(column_block, panel_chunk), f.mul(column_block, room)
         n1 = f.min(f.add(n0, room), columns)
     return Chunk(matrix, r0, r1, n0, n1, room, panel)
+
+
+def batch_indices(f: Function, table: ArgumentTable, number: str, extents: Shape) -> list[str]:
+    """The index along each batch axis of matrix `number`."""
+    out: list[str] = []
+    for size in reversed(extents[1:]):
+        extent = table.load(f, size)
+        out.insert(0, f.binary("urem", number, extent, "i64"))
+        number = f.binary("udiv", number, extent, "i64")
+    return [number, *out] if extents else []
+
+
+def dot(f: Function, table: ArgumentTable, at: list[str], strides: list[Size]) -> str:
+    """The sum of indices times strides."""
+    total = "0"
+    for i, stride in zip(at, strides, strict=True):
+        if stride != 0:
+            total = f.add(total, f.mul(i, table.load(f, stride), "i64"), "i64")
+    return total

@@ -8,8 +8,10 @@ Every element of C is a chain of fma over k within a block of `k_block(K, most)`
 That order depends on K only, so the bits of a row depend neither on M, nor on chunks, threads or tile heights. The same
 is true of products by tile registers, in another order; `schedule.matmul` chooses by M, N and K.
 
-In an "i32" product an element of A or B is a pair of i16, neighbours along k, and an element of C the i32 sum of the
-products of both: one instruction on x86, exact for all values (the usual one for 8-bit operands saturates).
+What differs from format to format of panels is asked of the format: how elements are read, how they are multiplied and
+added up, and what sums begin with and become (`PanelFormat.ends`). Where sums are exact, as of bytes in i32, K is one
+block. In a product of pairs an element of A or B is a pair of i16, neighbours along k, and an element of C the i32 sum
+of the products of both: one instruction on x86, exact for all values (the usual one for bytes saturates).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from rlx.backends.cpu.gemm import amx_f32, amx_f32_rows
 from rlx.backends.cpu.gemm.accumulators import Fetch, Matrix, Panels
 from rlx.backends.cpu.gemm.chunk import Chunk, chunk_of
 from rlx.backends.cpu.gemm.tile import HALF, OPERANDS, Tile
-from rlx.backends.cpu.llvm.builder import Function, Module, Typed, size_of
+from rlx.backends.cpu.llvm.builder import Function, Module, Operand, Typed, size_of
 from rlx.backends.cpu.schedule.arguments import Address, Arguments, Number, Routine
 from rlx.backends.cpu.schedule.matmul import COPY_PAD
 from rlx.records import dataclass, replace
@@ -100,21 +102,30 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
 
     `(ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 k, i64 n, i64 add, ptr next, ptr later, i64 count)`:
     `stride` is from panel to panel, `n` the columns of C that exist, `add` whether C is added to or set, `next` and
-    `later` two panels to prefetch, `count` >= 1 the tiles.
+    `later` two panels to prefetch, `count` >= 1 the tiles. Then come the arguments of the format and, if it has any,
+    the number of the first panel.
     """
     per_panel = tile.width // tile.lanes
     vectors = per_panel // 2 if half else per_panel * panels
+    arguments = [
+        *OPERANDS,
+        *(("i64", i) for i in ("k", "n", "add")),
+        ("ptr", "next"),
+        ("ptr", "later"),
+        ("i64", "count"),
+    ]
     f = Function(
         f"rlx_tile_{tile.name}_{rows}x{'half' if half else panels}",
-        [*OPERANDS, *(("i64", i) for i in ("k", "n", "add")), ("ptr", "next"), ("ptr", "later"), ("i64", "count")],
+        [*arguments, *_of_format(tile, ("i64", "panel"))],
         shared=True,
         attrs="nounwind noinline",
     )
     unroll = tile.unroll_of(rows, vectors)
     matrix = Matrix.of(f, tile, "%a", "%lda", "%k", unroll)
-    line = f.mul("%ldc", size_of(tile.scalar))
+    line = f.mul("%ldc", size_of(tile.c_scalar))
     fetched = f.mul(f.and_("%k", -unroll), tile.fetched)
     b = Panels.of(f, tile, "%b", "%stride", vectors)
+    ends = tile.format.ends(f, tile, rows, vectors)
 
     def one_tile(number: str, at: list[str]) -> list[str]:
         a, c, fetch = at
@@ -123,7 +134,12 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
             c_rows.append(f.offset(c_rows[-1], line))
         for row in c_rows:
             f.prefetch(row, write=True)
-        replace(matrix, a=a).sums(f, tile, 0, rows, b, Fetch(fetch)).put(c_rows, "%n", f.cmp("ne", "%add", 0))
+        here = replace(matrix, a=a)
+        sums = here.sums(f, tile, 0, rows, b, Fetch(fetch), ends.first() if ends else None)
+        if ends:
+            ends.finish(sums, [here.at(f, tile, row) for row in range(rows)], c_rows)
+        else:
+            sums.put(c_rows, "%n", f.cmp("ne", "%add", 0))
         below = f.offset(a, f.mul(matrix.step, rows))
         # the panels to come, and once they are there the next rows of A
         past = f.add(number, 1)
@@ -134,6 +150,11 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
     f.loop(0, "%count", 1, [("ptr", "%a"), ("ptr", "%c"), ("ptr", "%next")], one_tile, runs=True)
     f.ret()
     return f
+
+
+def _of_format(tile: Tile, *more: tuple[str, str]) -> list[tuple[str, str]]:
+    """The arguments that the format of a tile adds; and these, if it adds any."""
+    return [*tile.format.arguments, *(more if tile.format.arguments else ())]
 
 
 def block_steps(f: Function) -> str:
@@ -148,12 +169,13 @@ def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
 
     `(ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 rows, i64 columns, i64 k, i64 most, ptr copy)`: a is at
     the first row, b at the first panel (`stride` elements from panel to panel), `most` limits the steps of a block of
-    k, `copy` is null or room for rows * (k_block(k, most) + 16) elements. `internal`: for the caller's module alone.
+    k, `copy` is null or room for rows * (k_block(k, most) + 16) elements. Then come the arguments of the format.
+    `internal`: for the caller's module alone.
     """
-    ty, width = tile.scalar, tile.width
+    width, a_ty, c_ty = tile.width, tile.a_scalar, tile.c_scalar
     f = Function(
         f"rlx_block_{tile.name}_{tile.rows}x{tile.panels}",
-        BLOCK_ARGUMENTS,
+        [*BLOCK_ARGUMENTS, *_of_format(tile)],
         internal=internal,
         attrs="nounwind noinline",
     )
@@ -164,12 +186,17 @@ def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
             kernels[rows, panels] = micro_kernel(tile, rows, max(panels, 1), half=panels == HALF)
         return kernels[rows, panels]
 
-    block = block_steps(f)
-    copied = f.cmp("ne", "%copy", "null")
+    block = f.max("%k", 8) if tile.format.turn else block_steps(f)
+    copies = a_ty == tile.scalar
+    copied = f.cmp("ne", "%copy", "null") if copies else "false"
 
     def place(panel: str, step: str | int) -> str:
         """The address of a step of k in a panel."""
         return f.gep("%b", f.add(f.mul(panel, "%stride"), f.mul(step, width)), tile.b_scalar)
+
+    def besides(panel: str) -> list[Operand]:
+        """What tiles of the format are given besides, from this panel on."""
+        return [*(f"%{name}" for _, name in tile.format.arguments), *([panel] if tile.format.arguments else [])]
 
     def panel_of(column: str) -> str:
         return f.lshr(column, width.bit_length() - 1)
@@ -183,16 +210,15 @@ def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
         def turn(count: int) -> Callable[[str, list[str]], None]:
             def body(column: str, _: list[str]) -> None:
                 n = f.min(f.sub("%columns", column), count * width)
-                c, panel = f.gep("%c", column, ty), panel_of(column)
+                c, panel = f.gep("%c", column, c_ty), panel_of(column)
                 coming = place(f.add(panel, count), 0)
 
                 def k_step(k0: str, _: list[str]) -> None:
                     k, more = f.min(block, f.sub("%k", k0)), f.cast("zext", f.cmp("gt", k0, 0), "i64")
                     ahead = f.offset(coming, f.mul(k0, tile.fetched))
-                    a, b = f.gep("%a", k0, ty), place(panel, k0)
-                    f.call(
-                        kernel(rows, count), [a, "%lda", b, "%stride", c, "%ldc", k, n, more, ahead, ahead, ("i64", 1)]
-                    )
+                    a, b = f.gep("%a", k0, a_ty), place(panel, k0)
+                    given: list[Typed] = [a, "%lda", b, "%stride", c, "%ldc", k, n, more, ahead, ahead, ("i64", 1)]
+                    f.call(kernel(rows, count), [*given, *besides(panel)])
 
                 f.loop(0, f.max("%k", 1), block, [], k_step)
 
@@ -206,18 +232,20 @@ def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
         k = f.min(block, f.sub("%k", k0))
         more = f.cast("zext", f.cmp("gt", k0, 0), "i64")
         final = f.cmp("ge", f.add(k0, block), "%k")
-        source = f.gep("%a", k0, ty)
+        source = f.gep("%a", k0, a_ty)
         copy_stride = f.add(block, COPY_PAD)
-        f.if_(copied, lambda: copy_rows(source, k, copy_stride))
-        a = f.select(copied, "%copy", source)
-        lda = f.select(copied, copy_stride, "%lda")
+        a, lda = source, "%lda"
+        if copies:
+            f.if_(copied, lambda: copy_rows(source, k, copy_stride))
+            a, lda = f.select(copied, "%copy", source), f.select(copied, copy_stride, "%lda")
 
         def call(
             shape: tuple[int, int], row: str | int, column: str, n: Typed, ahead: tuple[str, str], count: Typed
         ) -> None:
-            top, c = f.gep(a, f.mul(row, lda), ty), f.gep("%c", f.add(f.mul(row, "%ldc"), column), ty)
-            b = place(panel_of(column), k0)
-            f.call(kernel(*shape), [top, lda, b, "%stride", c, "%ldc", k, n, more, *ahead, count])
+            top, c = f.gep(a, f.mul(row, lda), a_ty), f.gep("%c", f.add(f.mul(row, "%ldc"), column), c_ty)
+            panel = panel_of(column)
+            given: list[Typed] = [top, lda, place(panel, k0), "%stride", c, "%ldc", k, n, more, *ahead, count]
+            f.call(kernel(*shape), [*given, *besides(panel)])
 
         def sweep(count: int) -> Callable[[str, list[str]], None]:
             """One panel group for all rows: full tiles, the last two evened out so that none is very short."""
@@ -229,16 +257,17 @@ def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
                     narrow = f.cmp("le", n, width // 2)
                     f.if_(
                         narrow,
-                        lambda: rows_of(HALF, tile.half_rows, column, n, last),
-                        lambda: rows_of(1, tile.single_rows, column, n, last),
+                        lambda: rows_of(HALF, column, n, last),
+                        lambda: rows_of(1, column, n, last),
                     )
                 else:
-                    height = {tile.panels: tile.rows, 1: tile.single_rows}.get(count, tile.triple_rows)
-                    rows_of(count, height, column, n, last)
+                    rows_of(count, column, n, last)
 
             return body
 
-        def rows_of(panels: int, height: int, column: str, n: str, last: str) -> None:
+        def rows_of(panels: int, column: str, n: str, last: str) -> None:
+            heights = tile.heights(panels)
+            height = heights[-1]
             # after the last panels come the first ones of the next block of k
             start = f.select(last, f.add(k0, block), k0)
             at = f.select(last, 0, f.add(panel_of(column), max(panels, 1)))
@@ -249,7 +278,7 @@ def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
 
             def ahead(row: str | int, tiles: str | int) -> tuple[str, str]:
                 """What is to be prefetched after so many tiles: the panels to come, else the rows of A after `row`."""
-                below = f.gep(a, f.mul(row, lda), ty)
+                below = f.gep(a, f.mul(row, lda), a_ty)
                 second = f.cmp("ge", tiles, tile.fetches, "i64")
                 panel = f.select(second, coming[-1], coming[0], "ptr")
                 place = f.offset(panel, f.mul(f.and_(tiles, tile.fetches - 1, "i64"), each))
@@ -273,12 +302,14 @@ def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
                 left = f.sub("%rows", row)
                 even = f.and_(f.cmp("gt", left, height), f.cmp("lt", left, 2 * height))
                 take = f.select(even, f.lshr(f.add(left, 1), 1), f.min(left, height))
+                if len(heights) < height:
+                    take = functools.reduce(lambda x, h: f.select(f.cmp("ge", take, h), h, x, "i64"), heights[1:], "1")
                 fetch = ahead(f.add(row, take), done)
                 f.switch(
                     take,
                     {
                         r: (lambda r=r: call((r, panels), row, column, n, fetch, 1))  # type: ignore[misc]
-                        for r in range(1, height + 1)
+                        for r in heights
                     },
                 )
                 return [f.add(row, take), f.add(done, 1)]
@@ -300,6 +331,8 @@ def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
             f.loop(grouped, "%columns", width, [], sweep(1))
 
     def copy_rows(source: str, k: str, copy_stride: str) -> None:
+        ty = tile.scalar
+
         def row(i: str, _: list[str]) -> None:
             p = f.gep(source, f.mul(i, "%lda"), ty)
             out = f.gep("%copy", f.mul(i, copy_stride), ty)

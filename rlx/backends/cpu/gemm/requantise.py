@@ -6,7 +6,7 @@ no greater than the one above, which `raise_integer` sees to.
 
 from __future__ import annotations
 
-from rlx.backends.cpu.gemm.panels import int8 as int8_panels
+from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
 from rlx.backends.cpu.loops.emitter import Emitter, Scope
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv

@@ -5,6 +5,7 @@ A tile is rows x panels of sums (`gemm.accumulators`), which a loop over k adds 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, cast
 
 from rlx.backends.cpu.gemm.panels.format import AS_SUMS, PanelFormat
@@ -47,6 +48,21 @@ class Tile:
         return self.format.scalar(self.scalar)
 
     @property
+    def a_scalar(self) -> str:
+        """The type of an element of A in memory."""
+        return self.format.left(self.scalar)
+
+    @property
+    def c_scalar(self) -> str:
+        """The type of an element of C in memory."""
+        return self.format.result(self.scalar)
+
+    @property
+    def column_bytes(self) -> int:
+        """Bytes from column to column of a panel."""
+        return self.format.column_bytes(self.scalar)
+
+    @property
     def scalar(self) -> str:
         return SCALARS[self.dtype]
 
@@ -67,7 +83,7 @@ class Tile:
     @property
     def unroll(self) -> int:
         """Steps of k a turn of the loop. LLVM regroups sums of integers of several steps until they spill."""
-        return 1 if self.dtype == "i32" else 4
+        return self.format.turn or (1 if self.dtype == "i32" else 4)
 
     def ordered(self, f: Function, x: str) -> str:
         """A sum in an unrolled loop, computed before what is below is read: LLVM would spill 512-bit tiles else."""
@@ -75,7 +91,16 @@ class Tile:
 
     def unroll_of(self, rows: int, vectors: int) -> int:
         """Steps of k a turn of the loop of a tile: twice as many where all registers are in use."""
-        return 2 * self.unroll if self.unroll > 1 and rows * vectors >= 12 and self.registers == 16 else self.unroll
+        return (
+            2 * self.unroll
+            if not self.format.turn and self.unroll > 1 and rows * vectors >= 12 and self.registers == 16
+            else self.unroll
+        )
+
+    def chains(self, rows: int, vectors: int) -> int:
+        """Chains of each sum of a tile: two of integers, which may be added up in any order, where they are few."""
+        steps = self.unroll // self.format.depth
+        return 2 if self.dtype == "i32" and steps > 1 and rows * vectors <= 4 else 1
 
     @property
     def fetched(self) -> int:
@@ -96,7 +121,8 @@ class Tile:
     def triple_rows(self) -> int:
         """Rows of a tile of three panels of one vector each; 0 where none is used. Integers need registers besides."""
         needed = 4 if self.dtype == "i32" else 1
-        return (self.registers - needed) // 3 - 1 if self.panels == 2 and self.lanes == self.width else 0
+        wide = self.panels == 2 and self.lanes == self.width and not self.format.few_shapes
+        return (self.registers - needed) // 3 - 1 if wide else 0
 
     @property
     def of_one_panel(self) -> Tile:
@@ -107,11 +133,20 @@ class Tile:
     @property
     def half_rows(self) -> int:
         """Rows of a tile of half a panel; 0 where a panel is a single vector."""
-        vectors = self.width // self.lanes // 2
+        vectors = self.width // self.lanes // 2 if not self.format.few_shapes else 0
         return min((self.registers - 1) // vectors - 1, 12) if vectors else 0
+
+    def heights(self, panels: int) -> Sequence[int]:
+        """The rows that tiles of so many panels (or of `HALF` a one) may have, 1 first."""
+        most = {HALF: self.half_rows, self.panels: self.rows, 1: self.single_rows}.get(panels, self.triple_rows)
+        if self.format.few_shapes and panels != self.panels:
+            return [rows for rows in (1, 2, 4, 8) if rows <= most]
+        return range(1, most + 1)
 
     def panels_for(self, rows: int) -> int:
         """Panels that a tile of few rows takes at once, so that enough fma chains are under way."""
+        if self.format.few_shapes:
+            return 1
         vectors = self.width // self.lanes
         for panels in (4, 2):
             # a single row needs no register for B: it is an operand in memory
@@ -134,7 +169,7 @@ def tile_of(dtype: Element, target: Target, registers: int = 0, *, format: Panel
     tile = Tile(name, target, registers, 0, 2 if vector_bytes == 64 else 1, format)
     if vector_bytes == 32 and registers == 16 and name != "i32":  # products of integers need a register of their own
         return replace(tile, rows=3, panels=2)
-    most = 12 if name == "i32" else 14
+    most = {"i32": 8 if format.few_shapes else 12}.get(name, 14)
     return replace(tile, rows=min((registers - 1) // (tile.panels * 64 // vector_bytes) - 1, most))
 
 

@@ -354,9 +354,8 @@ def _pack(op: GroupedMatMul, kernel: Kernel, target: Target) -> KernelCode:
     frame = Frame()
     f = frame.f
     number, depth, columns = sizes_of(kernel.special)
-    cut = once(
-        GroupedMatmulSchedule(number, number, columns, depth, computed_in(kernel.special.inputs[1].dtype).itemsize)
-    )
+    wide = computed_in(kernel.special.inputs[1].dtype)
+    cut = once(GroupedMatmulSchedule(number, number, columns, depth, wide.itemsize, target.rates))
     frame.chunks = Part(cut, "chunks")
     step, blocks = (frame.word(part(cut, name)) for name in ("panel_chunk", "panel_blocks"))
     k, n, width = frame.size(depth), frame.size(columns), panels.shape[-1]
@@ -400,11 +399,8 @@ class _Product:
         self.tile = tile_of(self.wide, target, format=found)
         number, depth, columns = sizes_of(kernel.special)
         self.decodes = found is not None and found.code is None
-        cut = once(
-            GroupedMatmulSchedule(
-                size_product(out.shape[:-1]), number, columns, depth, self.wide.itemsize, self.decodes
-            )
-        )
+        count, size = size_product(out.shape[:-1]), self.wide.itemsize
+        cut = once(GroupedMatmulSchedule(count, number, columns, depth, size, target.rates, self.decodes))
         frame.chunks = Part(cut, "chunks")
         self.own = frame.scratch(part(cut, "scratch"))
         self.step, self.blocks, self.sums_at, self.panels_at, self.decoded_at = (

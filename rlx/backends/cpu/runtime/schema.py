@@ -15,10 +15,10 @@ NAMES = {
     "Atom": "Symbol|FloorDiv|Extremum",
     "Attribute": "none|bool|int|float|str|DType|Dim|(Attribute)",
     "Argument": "Pointer|Computed|Scratch|ScratchStride|Routine|Link|Size",
-    "Function": "Constant|ByThreads|Part|Product|BySize|NotThin",  # an int of the extents
+    "Function": "Constant|ByThreads|Part|Product|Chosen",  # an int of the extents
     "Cut": "Grid|RowSchedule|LineSchedule|PackSchedule|AttentionSchedule|Int8Schedule|ConvSchedule|"
     "ImplicitGemmSchedule|DepthwiseSchedule|InnerColumns|GroupedMatmulSchedule|MatmulSchedule|RecurrenceSchedule|"
-    "FusedDepthwiseSchedule|WinogradSchedule|ThinSchedule",
+    "FusedDepthwiseSchedule|WinogradSchedule|ThinSchedule|Choice",
 }
 
 RECORDS = """
@@ -82,44 +82,50 @@ rlx.backends.codegen.table
 rlx.backends.cpu.runtime.image
     Constant value:int
     ByThreads few:int number:int
+rlx.backends.cpu.target
+    TileTimes split:int square:int pair:int first_pair:int split_few:int beside:int blocks:int gather:int start:int
+        start_few:int
+    Rates flops:float read:float near:float write:float copy:float gather:float memory:float taps:float transforms:float
+        byte_products:float byte_result:float tiles:TileTimes
 rlx.backends.cpu.schedule.base
     Grid outer:Shape last:Size weight:Size row_weight:Size whole_rows:bool
     RowSchedule count:Size cost:Size
     LineSchedule lines:Size inner:Size times:Size
     PackSchedule count:Size panels:Size elements:Size together:int|none
-    BySize chunks:Function size:Size most:int few:bool
+rlx.backends.cpu.schedule.choice
+    Limit size:Size least:int most:int|none
+    Choice ways:((Limit))
+    Chosen choice:Once way:int number:Function
 rlx.backends.cpu.schedule.attention
-    AttentionSchedule q_shape:Shape keys:Size value_depth:Size to_scratch:bool packs:bool causal:bool widens:bool \
-ring:bool
+    AttentionSchedule q_shape:Shape keys:Size value_depth:Size to_scratch:bool packs:bool causal:bool rates:Rates
+        widens:bool ring:bool
 rlx.backends.cpu.schedule.int8
     Int8Schedule outputs:Size depth:Size pixels:Size groups:int rows:int width:int in_image:Size|none direct:bool
-        speed:float result:float
+        rates:Rates
 rlx.backends.cpu.schedule.conv
     ConvSchedule outputs:Size depth:Size pixels:Size groups:int size:int width:int rows:int in_image:Size|none
-        in_place:bool tiles:bool
+        in_place:bool rates:Rates tiles:bool
     ImplicitGemmSchedule sizes:Shape kernel:(Size,Size) strides:(int,int) dilation:int size:int width:int in_image:bool
-        in_place:bool groups:int apart:int
+        in_place:bool rates:Rates groups:int apart:int
 rlx.backends.cpu.schedule.depthwise
-    DepthwiseSchedule sizes:Shape taps:int lanes:int
+    DepthwiseSchedule sizes:Shape taps:int lanes:int rates:Rates
     InnerColumns sizes:Shape stride:int dilation:int
 rlx.backends.cpu.schedule.grouped_matmul
-    GroupedMatmulSchedule rows:Size experts:Size n:Size k:Size size:int decodes:bool
+    GroupedMatmulSchedule rows:Size experts:Size n:Size k:Size size:int rates:Rates decodes:bool
 rlx.backends.cpu.schedule.matmul
-    MatmulSchedule m:Size n:Size k:Size count:Size size:int shape:Shape to_scratch:bool tiles:bool pairs:bool whole:bool
-        few:int|none tiles_from:int
+    MatmulSchedule m:Size n:Size k:Size count:Size size:int shape:Shape to_scratch:bool rates:Rates tiles:bool
+        pairs:bool whole:bool few:int|none tiles_from:int step:int
 rlx.backends.cpu.schedule.recurrence
     RecurrenceSchedule steps:Size batch:Size gates:int hidden:int padded:int groups:int at_once:int directions:int
-        round_state:bool
+        round_state:bool rates:Rates
 rlx.backends.cpu.schedule.fused_depthwise
     FusedDepthwiseSchedule sizes:Shape depth:Size taps:int reach:int stride:int ring:int together:int
-        windows:ImplicitGemmSchedule|none
+        rates:Rates windows:ImplicitGemmSchedule|none
 rlx.backends.cpu.schedule.thin
-    ThinSide m:Size n:Size rows:bool columns:bool
-    ThinSchedule side:ThinSide few_rows:bool k:Size count:Size size:int streamed:int along:bool to_scratch:bool
-        shape:Shape
-    NotThin side:ThinSide chunks:Function
+    ThinSchedule few:Size many:Size k:Size count:Size size:int streamed:int along:bool to_scratch:bool shape:Shape
+        rates:Rates
 rlx.backends.cpu.schedule.winograd
-    WinogradSchedule m:(int,int) n:(int,int) sizes:Shape in_place:bool
+    WinogradSchedule m:(int,int) n:(int,int) sizes:Shape in_place:bool rates:Rates
 rlx.backends.cpu.runtime.image
     Tables source:Graph graph:Graph program:Program prepare:(Phase) run:(Phase) marks:{(Flow,str):int}
         schedule:Schedule plan:MemoryPlan|none spans:((int,int)) prepared:{Buffer:Array}|none params:{Buffer:Array}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlx.backends.cpu.schedule.arguments import Extents, thread_count
 from rlx.backends.cpu.schedule.balance import shares, wants_shares
 from rlx.backends.cpu.schedule.base import aligned
-from rlx.backends.cpu.schedule.rates import COPY, FLOPS, READ
+from rlx.backends.cpu.target import Rates
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
 
@@ -41,6 +41,7 @@ class AttentionSchedule:
     to_scratch: bool
     packs: bool
     causal: bool
+    rates: Rates
     widens: bool = False
     ring: bool = False
 
@@ -48,7 +49,7 @@ class AttentionSchedule:
     WIDTH = 16  # columns of a panel
     MAX_ROWS = 128
     SCORE_BYTES = 192 * 1024  # of one block of rows
-    MOST_FLOPS = 6.4e6  # of a chunk: some 80 us of one core
+    MOST = 80e-6  # seconds of a chunk
     MOST_ROWS = 256  # of a chunk that packs
     HEADS = 8  # that are chunks enough
     CAUSAL_ROWS = 24  # that are computed at a time if causal: keys that none of them sees cost nothing
@@ -73,18 +74,19 @@ class AttentionSchedule:
         keys, value_depth = evaluate(self.keys, extents), evaluate(self.value_depth, extents)
         stride = self.stride(keys) + self.ALIGNED * self.ring
         per_row = 2 * keys * (depth + value_depth) + 60 * keys + 1
-        take = min(int(self.MOST_FLOPS / per_row), self.SCORE_BYTES // (4 * stride), self.MAX_ROWS)
+        rates = self.rates
+        take = min(int(self.MOST * rates.flops / per_row), self.SCORE_BYTES // (4 * stride), self.MAX_ROWS)
         take = max(min(max(take // 6 * 6, 12), rows), 1)
         blocks = -(-rows // take)
         take = max(-(-rows // max(blocks, 1)), 1)
         if self.packs and batch * heads >= self.HEADS:
             take = max(rows, 1)
-        packing = keys * (depth + value_depth) * 4 / COPY if self.packs else 0.0
+        packing = keys * (depth + value_depth) * 4 / rates.copy if self.packs else 0.0
         threads = thread_count(extents)
         if wants_shares(batch * heads * -(-rows // take), threads):
 
             def cost(some: int, _: int) -> float:
-                return some * per_row / FLOPS + keys * (depth + value_depth) * 4 / READ + packing
+                return some * per_row / rates.flops + keys * (depth + value_depth) * 4 / rates.read + packing
 
             take, _ = shares(rows, 1, threads, cost, copies=batch * heads, most_rows=take)
         part = min(self.CAUSAL_ROWS, take) if self.causal else take

@@ -7,7 +7,6 @@ Objects of these classes are all that is stored of such a choice, so that stored
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
 
@@ -20,7 +19,6 @@ __all__ = [
     "CHUNK",
     "FEW_ROWS",
     "MIN_CHUNKS",
-    "BySize",
     "Grid",
     "LineParts",
     "LineSchedule",
@@ -102,22 +100,6 @@ class PackSchedule:
     def __call__(self, extents: Extents) -> RowParts:
         step = self.together or max(1, PACKED // max(evaluate(self.elements, extents), 1))
         return RowParts(step, evaluate(self.count, extents) * -(-evaluate(self.panels, extents) // step))
-
-
-@dataclass(eq=False, repr=False)
-class BySize:
-    """Chunks of one of two ways to compute a kernel, of which a size that the run knows decides: else none.
-
-    One way is for sizes up to `most` (`few`), the other for those beyond.
-    """
-
-    chunks: Callable[[Extents], int]
-    size: Size
-    most: int
-    few: bool
-
-    def __call__(self, extents: Extents) -> int:
-        return self.chunks(extents) if (evaluate(self.size, extents) <= self.most) == self.few else 0
 
 
 # ---- loop nests

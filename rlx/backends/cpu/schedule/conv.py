@@ -8,7 +8,6 @@ from rlx.backends.cpu.schedule.base import aligned, pieces
 from rlx.backends.cpu.schedule.matmul import (
     COPY_PAD,
     K_BLOCK,
-    SPLIT,
     TILE_ROWS,
     by_tiles,
     k_block,
@@ -17,7 +16,7 @@ from rlx.backends.cpu.schedule.matmul import (
     tile_chunking,
     tile_room,
 )
-from rlx.backends.cpu.schedule.rates import COPY, FLOPS, READ, WRITE
+from rlx.backends.cpu.target import Rates
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
 
@@ -29,8 +28,6 @@ __all__ = [
     "conv_by_tiles",
     "even_panels",
 ]
-
-GATHER = 300  # nanoseconds to gather 32 rows of windows, for a step of k
 
 
 def conv_by_tiles(pixels: int, outputs: int, depth: int) -> bool:
@@ -98,14 +95,15 @@ class ConvSchedule:
     rows: int
     in_image: Size | None
     in_place: bool
+    rates: Rates
     tiles: bool = False
 
-    MOST_FLOPS = 8e6  # of a chunk at most: some 100 us of one core
-    LEAST_FLOPS = 0.6e6  # of a chunk, where there are few
+    MOST = 100e-6  # seconds of products of a chunk at most
+    LEAST = 7.5e-6  # and where there are few
     GATHERED = 384 * 1024  # bytes of windows of one chunk
     FEW_WEIGHTS = 128 * 1024  # bytes that are read again and again without leaving the caches
-    MANY_WEIGHTS = 1024 * 1024  # bytes that are better read seldom: for MOST pixels
-    MOST = 144
+    MANY_WEIGHTS = 1024 * 1024  # bytes that are better read seldom: for PIXELS pixels
+    PIXELS = 144
     PART = 20 * 1024  # bytes of the windows and results of a part, which stay in L1
     TILE_PART = 1024 * 1024  # bytes of the windows of a part that is computed by tiles
 
@@ -113,16 +111,16 @@ class ConvSchedule:
         outputs, depth, pixels = (evaluate(s, extents) for s in (self.outputs, self.depth, self.pixels))
         if self.tiles and conv_by_tiles(pixels, outputs, depth):
             return self._by_tiles(outputs, depth, pixels, extents)
-        size, in_image, groups = self.size, self.in_image, self.groups
+        size, in_image, groups, rates = self.size, self.in_image, self.groups, self.rates
         panels = max(-(-outputs // self.width), 1)
         a_pixel = max(2.0 * depth * panels * self.width * size / 4, 1.0)
-        wanted = pieces(a_pixel * pixels * groups, self.MOST_FLOPS, self.LEAST_FLOPS)
+        wanted = pieces(a_pixel * pixels * groups, self.MOST * rates.flops, self.LEAST * rates.flops)
         least = 2 * self.rows
         if in_image is not None:
-            most = row_limit(depth, panels * self.width, size)
+            most = row_limit(rates, depth, panels * self.width, size)
         else:
             many = depth * panels * self.width * size > self.MANY_WEIGHTS
-            most = self.MOST if many else int(self.MOST_FLOPS / a_pixel)
+            most = self.PIXELS if many else int(self.MOST * rates.flops / a_pixel)
             most = max(min(most, self.GATHERED // max(depth * size, 1)), least)
         limit = -(-pixels // least)
         blocks = even_blocks(max(-(-pixels // most), 1), limit)
@@ -139,9 +137,9 @@ class ConvSchedule:
         if wants_shares(blocks * groups * -(-panels // panel_chunk), threads):
 
             def cost(some: int, columns: int) -> float:
-                gathered = 0 if in_image is not None else some * depth * size / COPY
-                read = columns * self.width * (depth / READ + some / WRITE) * size
-                return (some + 1) * a_pixel * columns / panels / FLOPS + gathered + read
+                gathered = 0 if in_image is not None else some * depth * size / rates.copy
+                read = columns * self.width * (depth / rates.read + some / rates.write) * size
+                return (some + 1) * a_pixel * columns / panels / rates.flops + gathered + read
 
             chunk, panel_chunk = shares(pixels, panels, threads, cost, copies=groups, most_rows=chunk)
             blocks = max(-(-pixels // chunk), 1)
@@ -166,7 +164,7 @@ class ConvSchedule:
     def _by_tiles(self, outputs: int, depth: int, pixels: int, extents: Extents) -> ConvParts:
         """The chunks of a product by tile registers."""
         gathers, threads = self.in_image is None, thread_count(extents)
-        made = tile_chunking(pixels, outputs, depth, self.groups, threads, SPLIT + GATHER if gathers else SPLIT)
+        made = tile_chunking(self.rates.tiles, pixels, outputs, depth, self.groups, threads, gathers=gathers)
         part, columns = made.row_chunk, made.panel_chunk * self.width
         if gathers:
             most = max(self.TILE_PART // (depth * self.size) // TILE_ROWS, 1) * TILE_ROWS
@@ -211,11 +209,11 @@ class ImplicitGemmSchedule:
     width: int
     in_image: bool
     in_place: bool
+    rates: Rates
     groups: int = 1
     apart: int = 1  # dilation of columns: columns that far apart are copied next to each other
 
-    MOST_FLOPS = 8e6  # of a chunk at most: some 100 us of one core
-    LEAST_FLOPS = 0.6e6
+    MOST, LEAST = ConvSchedule.MOST, ConvSchedule.LEAST
     FEW_WEIGHTS = 128 * 1024  # bytes that are read again and again without leaving the caches
     MANY_WEIGHTS = 1024 * 1024  # bytes that are better read seldom
     COPIES = (192 * 1024, 512 * 1024)  # bytes of a chunk with fewer and with many weights
@@ -235,7 +233,8 @@ class ImplicitGemmSchedule:
         panels = max(-(-outputs // self.width), 1)
         weights = kernel_h * run * panels * self.width * size
         a_row = max(2.0 * kernel_h * run * panels * self.width * width * size / 4, 1.0)
-        wanted = -(-pieces(a_row * rows * self.groups, self.MOST_FLOPS, self.LEAST_FLOPS) // self.groups)
+        most, least = (seconds * self.rates.flops for seconds in (self.MOST, self.LEAST))
+        wanted = -(-pieces(a_row * rows * self.groups, most, least) // self.groups)
         limit = rows
         if not self.in_image:
             room = self.COPIES[weights > self.MANY_WEIGHTS] // max(line * size, 1)
@@ -254,9 +253,9 @@ class ImplicitGemmSchedule:
         if wants_shares(blocks * self.groups * -(-panels // panel_chunk), threads):
 
             def cost(some: int, columns: int) -> float:
-                copied = 0 if self.in_image else (some * stride_h + more) * line * size / COPY
-                read = weights * columns / panels / READ
-                return some * a_row * columns / panels / FLOPS + copied + read
+                copied = 0 if self.in_image else (some * stride_h + more) * line * size / self.rates.copy
+                read = weights * columns / panels / self.rates.read
+                return some * a_row * columns / panels / self.rates.flops + copied + read
 
             row_chunk, panel_chunk = shares(rows, panels, threads, cost, copies=self.groups, most_rows=row_chunk)
         blocks = -(-rows // row_chunk)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlx.backends.cpu.schedule.arguments import Extents, thread_count
 from rlx.backends.cpu.schedule.balance import shares, wants_shares
 from rlx.backends.cpu.schedule.base import pieces
+from rlx.backends.cpu.target import Rates
 from rlx.ir.shape import Shape, evaluate
 from rlx.records import dataclass
 
@@ -29,16 +30,17 @@ class DepthwiseSchedule:
     sizes: Shape
     taps: int
     lanes: int
+    rates: Rates
 
-    COST = 100_000  # vector operations of one chunk at most: some 50 us
-    LEAST_COST = 8_000
+    MOST, LEAST = 50e-6, 4e-6  # seconds of a chunk at most, and at least where there are few
     LOW = 8  # rows of images that are cut by channels first
 
     def __call__(self, extents: Extents) -> DepthwiseParts:
         batch, channels, height, width = (evaluate(s, extents) for s in self.sizes)
         vectors = -(-channels // self.lanes)
         a_row = max(vectors * width * (self.taps + 4), 1)
-        wanted = -(-pieces(a_row * height * batch, self.COST, self.LEAST_COST) // max(batch, 1))
+        most, least = (seconds * self.rates.taps for seconds in (self.MOST, self.LEAST))
+        wanted = -(-pieces(a_row * height * batch, most, least) // max(batch, 1))
         blocks = max(min(wanted, vectors // 8), 1) if height < self.LOW else 1
         block = -(-vectors // blocks) * self.lanes
         blocks = max(-(-channels // block), 1)
@@ -49,7 +51,7 @@ class DepthwiseSchedule:
         if wants_shares(batch * -(-height // rows) * blocks, threads):
 
             def cost(some: int, columns: int) -> float:
-                return some * columns * width * (self.taps + 4) / 2e9
+                return some * columns * width * (self.taps + 4) / self.rates.taps
 
             rows, block = shares(height, vectors, threads, cost, copies=batch, most_rows=rows, least_panels=4)
             block *= self.lanes

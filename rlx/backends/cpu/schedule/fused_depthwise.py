@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rlx.backends.cpu.schedule.arguments import FEW_THREADS, Extents, thread_count
+from rlx.backends.cpu.schedule.base import aligned
 from rlx.backends.cpu.schedule.conv import ImplicitGemmSchedule
 from rlx.backends.cpu.schedule.matmul import PANEL_BYTES
-from rlx.backends.cpu.schedule.rates import FLOPS, READ
+from rlx.backends.cpu.target import Rates
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
 
@@ -50,12 +51,13 @@ class FusedDepthwiseSchedule:
     stride: int
     ring: int
     together: int
+    rates: Rates
     windows: ImplicitGemmSchedule | None = None
 
     def __call__(self, extents: Extents) -> RingParts:
         batch, channels, height, width, out_height, out_width = (evaluate(s, extents) for s in self.sizes)
         depth, panels = evaluate(self.depth, extents), max(channels // WIDTH, 1)
-        threads = thread_count(extents)
+        threads, rates = thread_count(extents), self.rates
 
         def cost(rows: int, some: int) -> float:
             """Seconds of a chunk: each block of channels reads the source again, rows between strips are made twice.
@@ -69,9 +71,9 @@ class FusedDepthwiseSchedule:
             made = lines * width
             copied = 0 if self.windows is None else lines * self.windows.strides[0] * self.windows(extents).copied
             tiled = mean + LONE * lone
-            products = made * tiled * WIDTH * (2.0 * depth / FLOPS + 4 / READ)
-            read = made * depth * 4 / 60e9 + copied * 4 / 8e9
-            return products + read + rows * out_width * mean * 2 * (self.taps + 4) / 5e9 + START
+            products = made * tiled * WIDTH * (2.0 * depth / rates.flops + 4 / rates.read)
+            read = made * depth * 4 / rates.near + copied * 4 / rates.copy
+            return products + read + rows * out_width * mean * (self.taps + 4) / rates.taps + START
 
         def taken(rows: int, some: int) -> float:
             count, each = batch * -(-out_height // rows) * -(-panels // some), cost(rows, some)
@@ -90,14 +92,10 @@ class FusedDepthwiseSchedule:
         count = (-(-out_height // rows), -(-panels // some))
         line = width * some * WIDTH
         chunks = batch * count[0] * count[1] if out_height and out_width else 0
-        offsets = copies = scratch = _aligned(4 * self.ring * line)
+        offsets = copies = scratch = aligned(4 * self.ring * line)
         if self.windows is not None:
             extent = (evaluate(self.windows.kernel[0], extents) - 1) * self.windows.dilation + 1
             lines = (self.ring - 1) * self.windows.strides[0] + extent
-            copies = offsets + _aligned(8 * self.ring * width)
-            scratch = copies + _aligned(4 * lines * self.windows(extents).copied + 64)
+            copies = offsets + aligned(8 * self.ring * width)
+            scratch = copies + aligned(4 * lines * self.windows(extents).copied + 64)
         return RingParts(rows, count[0], some * WIDTH, count[1], chunks, line, offsets, copies, scratch)
-
-
-def _aligned(count: int) -> int:
-    return -(-count // 64) * 64

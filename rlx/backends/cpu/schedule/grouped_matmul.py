@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rlx.backends.cpu.schedule.arguments import Extents
+from rlx.backends.cpu.schedule.base import aligned
 from rlx.backends.cpu.schedule.matmul import COPY_PAD, PANEL_BYTES
-from rlx.backends.cpu.schedule.rates import COPY, FLOPS
+from rlx.backends.cpu.target import Rates
 from rlx.ir.shape import Size, evaluate
 from rlx.records import dataclass
 
@@ -42,6 +43,7 @@ class GroupedMatmulSchedule:
     n: Size
     k: Size
     size: int
+    rates: Rates
     decodes: bool = False
 
     def __call__(self, extents: Extents) -> GroupParts:
@@ -49,19 +51,16 @@ class GroupedMatmulSchedule:
         width, groups = PANEL_BYTES // self.size, min(rows, experts)
         panels, each = max(-(-n // width), 1), -(-rows // max(groups, 1))
         # weights are read once, as fast as they could be copied
-        seconds = max(k * PANEL_BYTES / COPY, 2.0 * each * k * width / FLOPS * (self.size / 4), 1e-9)
+        products = 2.0 * each * k * width / self.rates.flops * (self.size / 4)
+        seconds = max(k * PANEL_BYTES / self.rates.copy, products, 1e-9)
         wanted = max(int(SECONDS / seconds), LEAST_SHARED if each > 1 else 1)
         most = max(FETCHED // max(k * PANEL_BYTES, 1), 1)
         blocks = -(-panels // min(wanted, most, panels))
         chunk = -(-panels // blocks)
         blocks = -(-panels // chunk)
         held = min(rows, ROWS)
-        sums = _aligned(held * (k + COPY_PAD) * self.size)
+        sums = aligned(held * (k + COPY_PAD) * self.size)
         fetched = sums + held * chunk * PANEL_BYTES
         chunks = groups * blocks if n else 0
         decoded = fetched + chunk * k * PANEL_BYTES
         return GroupParts(chunk, blocks, chunks, sums, fetched, decoded, decoded + 2 * k * PANEL_BYTES * self.decodes)
-
-
-def _aligned(count: int) -> int:
-    return -(-count // 64) * 64

@@ -6,7 +6,7 @@ from rlx.backends.cpu.schedule.arguments import Extents, thread_count
 from rlx.backends.cpu.schedule.balance import shares, wants_shares
 from rlx.backends.cpu.schedule.base import aligned, pieces
 from rlx.backends.cpu.schedule.conv import ConvParts
-from rlx.backends.cpu.schedule.rates import READ
+from rlx.backends.cpu.target import Rates
 from rlx.ir.shape import Size, evaluate
 from rlx.records import dataclass
 
@@ -17,8 +17,7 @@ __all__ = ["Int8Schedule"]
 class Int8Schedule:
     """The chunks of a convolution of bytes, by tiles of `rows` pixels and panels of `width` outputs.
 
-    `depth` is in whole steps of k; `in_image` as in `ConvSchedule`; `direct`: results take no scratch. `speed` is that
-    of products (a second), `result` the seconds that one result takes besides.
+    `depth` is in whole steps of k; `in_image` as in `ConvSchedule`; `direct`: results take no scratch.
     """
 
     outputs: Size
@@ -29,13 +28,12 @@ class Int8Schedule:
     width: int
     in_image: Size | None
     direct: bool
-    speed: float
-    result: float
+    rates: Rates
 
     @property
     def fast(self) -> bool:
         """Whether starting a chunk and what cores read of each other weigh more than products."""
-        return self.speed > 100e9
+        return self.rates.byte_products > 100e9
 
     MOST = 100e-6  # seconds of a chunk at most
     FEW_PIXELS, SOME_PIXELS = 256, 128
@@ -43,12 +41,12 @@ class Int8Schedule:
 
     def __call__(self, extents: Extents) -> ConvParts:
         outputs, depth, pixels = (evaluate(s, extents) for s in (self.outputs, self.depth, self.pixels))
-        groups, gathers = self.groups, self.in_image is None
+        groups, gathers, rates = self.groups, self.in_image is None, self.rates
         panels = max(-(-outputs // self.width), 1)
 
         def cost(some: int, columns: int) -> float:
-            gathered = 0.13e-9 * depth * some if gathers else 0.0
-            return some * columns * self.width * (depth / self.speed + self.result) + gathered
+            gathered = depth * some / rates.gather if gathers else 0.0
+            return some * columns * self.width * (depth / rates.byte_products + rates.byte_result) + gathered
 
         wanted = pieces(cost(pixels, panels) * groups, self.MOST, 5e-6 if self.fast else 10e-6)
         # few pixels are not split: weights would be read again, but what each core reads and writes is its own
@@ -65,7 +63,7 @@ class Int8Schedule:
         if wants_shares(blocks * groups * panel_blocks, threads):
 
             def read(some: int, columns: int) -> float:
-                return cost(some, columns) + columns * self.width * depth / READ
+                return cost(some, columns) + columns * self.width * depth / rates.read
 
             chunk, panel_chunk = shares(pixels, panels, threads, read, copies=groups, most_rows=chunk)
             blocks, panel_blocks = max(-(-pixels // chunk), 1), -(-panels // panel_chunk)

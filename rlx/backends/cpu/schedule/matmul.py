@@ -7,7 +7,7 @@ import functools
 from rlx.backends.cpu.schedule.arguments import FEW_THREADS, Extents, thread_count
 from rlx.backends.cpu.schedule.balance import TURNS, shares, wants_shares
 from rlx.backends.cpu.schedule.base import FEW_ROWS, MIN_CHUNKS, aligned
-from rlx.backends.cpu.schedule.rates import COPY, FLOPS, READ, WRITE
+from rlx.backends.cpu.target import Rates, TileTimes
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass, replace
 
@@ -39,15 +39,7 @@ TILE_BLOCK = 768  # steps of k that parts are made for at most before they are u
 TILE_SPARE = 8192 + 128  # bytes: room for two squares of sums, and for the bits that are seen in two panels
 WIDTH = 16  # columns of a panel of f32
 MOST_BANDS = 8  # of 32 rows in a chunk, at most
-# nanoseconds for a step of k: to split 32 rows, half of which come from another core's cache, for a square of sums, and
-# to make parts of two panels beside that and of the first ones
-SPLIT, SQUARE, PAIR, FIRST_PAIR = 700, 160, 400, 200
-# the same for up to TILE_ROWS rows: to split 32, and for a square, beside which parts of two panels are made
-SPLIT_FEW, BESIDE = 200, 160
 NEAR = 2 << 20  # bytes of weights that stay in L2 from chunk to chunk
-BLOCKS = 60  # the same for two tiles of encoded blocks, which are made before they are used (`amx_blocks`)
-START_CHUNK = 1000  # nanoseconds
-START_FEW = 2500  # of few rows, beside whose products weights come from memory: that begins slowly in each chunk
 SPREAD = 0.1  # of a chunk's time by which some take longer
 MIN_PANELS = 4  # of a chunk of a product that has enough of them
 
@@ -113,24 +105,29 @@ class Chunking:
     steps: int = PRODUCT_BLOCK  # for the argument `steps`
 
 
-def row_limit(k: int, columns: int, size: int) -> int:
+def row_limit(rates: Rates, k: int, columns: int, size: int) -> int:
     """Rows of A in a chunk: 144, or more where those are little work."""
-    block_time = 144 * columns * (2.0 * k / FLOPS * (size / 4) + size / COPY)
+    block_time = 144 * columns * (2.0 * k / rates.flops * (size / 4) + size / rates.copy)
     return 144 * max(int(40e-6 / max(block_time, 1e-9)), 1)
 
 
 @functools.lru_cache(1024)
-def chunking(m: int, n: int, k: int, batch: int, size: int, threads: int = 1) -> Chunking:
-    """Cuts a product of elements of `size` bytes into chunks of 20 to 120 us of one core, less for many threads."""
+def chunking(
+    rates: Rates, m: int, n: int, k: int, batch: int, size: int, threads: int = 1, step: int = PANEL_BYTES
+) -> Chunking:
+    """Cuts a product of elements of `size` bytes into chunks of 20 to 120 us of one core, less for many threads.
+
+    `step` is the bytes of a step of a panel.
+    """
     width = PANEL_BYTES // size
     panels = max(-(-n // width), 1)
-    row_blocks = max(-(-m // row_limit(k, panels * width, size)), 1)
+    row_blocks = max(-(-m // row_limit(rates, k, panels * width, size)), 1)
     row_chunk = max(-(-m // row_blocks), 1)
     if row_blocks > 1:
         row_chunk = -(-row_chunk // 6) * 6
     row_blocks = max(-(-m // row_chunk), 1)
     # the same with what is read of B; some eight chunks, fewer of a small product, more of a large one
-    per_panel = 2.0 * row_chunk * width * k / FLOPS * (size / 4) + width * k * size / READ
+    per_panel = 2.0 * row_chunk * width * k / rates.flops * (size / 4) + k * step / rates.read
     blocks = row_blocks * batch
     target = min(max(per_panel * panels * blocks / 8, 20e-6), 120e-6)
     # small products in two, but none that takes less than 18 us: nets of small ones then run without joins
@@ -141,8 +138,9 @@ def chunking(m: int, n: int, k: int, batch: int, size: int, threads: int = 1) ->
     if wants_shares(blocks * -(-panels // panel_chunk), threads):
 
         def cost(rows: int, some: int) -> float:
-            read = (rows + some * width) * k * size / READ
-            return 2.0 * rows * k * some * width / FLOPS * (size / 4) + read + rows * some * PANEL_BYTES / WRITE
+            read = (rows * size + some * step) * k / rates.read
+            products = 2.0 * rows * k * some * width / rates.flops * (size / 4)
+            return products + read + rows * some * PANEL_BYTES / rates.write
 
         least = min(2, panels) if m > FEW_ROWS else 1  # tiles of two panels
         row_chunk, panel_chunk = shares(m, panels, threads, cost, copies=batch, most_rows=row_chunk, least_panels=least)
@@ -174,14 +172,22 @@ def _panel_chunk(panels: int, parts: int, blocks: int) -> int:
 
 @functools.lru_cache(1024)
 def tile_chunking(
-    m: int, n: int, k: int, batch: int, threads: int = 1, split: int = SPLIT, *, of_blocks: bool = False
+    times: TileTimes,
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    threads: int = 1,
+    *,
+    of_blocks: bool = False,
+    gathers: bool = False,
 ) -> Chunking:
     """Cuts a product by tiles into the chunks with which the threads are soonest done.
 
     They are few and large: each splits its rows of A, and starts with panels that nothing is computed beside.
-    `split` is the time in nanoseconds that 32 rows take for a step of k before they are used.
+    Where it `gathers` rows, that comes before they are split.
     """
-    pairs, steps = -(-n // (2 * WIDTH)), -(-k // TILE_STEP)
+    pairs, steps, before = -(-n // (2 * WIDTH)), -(-k // TILE_STEP), times.gather if gathers else 0
     low = not of_blocks and low_chunks(m, n, k)
     best, found = float("inf"), (max(m, 1), max(pairs, 1))
     blocks = [max(-(-m // (TILE_ROWS * bands)), 1) for bands in range(MOST_BANDS, 0, -1)]
@@ -193,12 +199,12 @@ def tile_chunking(
             columns = -(-pairs // across)
             chunks = batch * -(-m // rows) * -(-pairs // columns)
             if low and rows <= TILE_ROWS:
-                a_step = bands * (split - SPLIT + SPLIT_FEW) + columns * max(SQUARE * bands, BESIDE)
-                start = START_FEW
+                a_step = bands * (before + times.split_few) + columns * max(times.square * bands, times.beside)
+                start = times.start_few
             else:
-                a_pair = SQUARE * bands + BLOCKS if of_blocks else max(SQUARE * bands, PAIR)
-                a_step = bands * split + FIRST_PAIR + columns * a_pair
-                start = START_CHUNK
+                a_pair = times.square * bands + times.blocks if of_blocks else max(times.square * bands, times.pair)
+                a_step = bands * (before + times.split) + times.first_pair + columns * a_pair
+                start = times.start
             time = (-(-chunks // threads) + SPREAD) * (start + steps * a_step)
             if time < best:
                 best, found = time, (rows, columns)
@@ -225,7 +231,8 @@ class MatmulSchedule:
     `to_scratch`: a block of the result goes there before it is stored. `tiles`: there are tile registers for it.
     `pairs`: panels are read in pairs. `whole`: B is numbers of up to 8 bits. `few`: B is encoded blocks
     (`blocks`), of which two panels at a time are decoded for more rows than that, where tiles don't compute; those do
-    from `tiles_from` rows on.
+    from `tiles_from` rows on. `step`: rows of A are no elements, which are not copied, and panels take so many bytes a
+    step.
     """
 
     m: Size
@@ -235,11 +242,13 @@ class MatmulSchedule:
     size: int
     shape: Shape
     to_scratch: bool
+    rates: Rates
     tiles: bool = False
     pairs: bool = False
     whole: bool = False
     few: int | None = None
     tiles_from: int = 0
+    step: int = 0
 
     def __call__(self, extents: Extents) -> ProductParts:
         rows, columns, depth, matrices = (evaluate(s, extents) for s in (self.m, self.n, self.k, self.count))
@@ -249,10 +258,12 @@ class MatmulSchedule:
         else:
             worth = by_tiles(rows, columns, depth) or few_by_tiles(rows, columns, depth, whole=self.whole)
         if self.tiles and worth:
-            made = tile_chunking(rows, columns, depth, matrices, threads, of_blocks=self.few is not None)
+            blocks = self.few is not None
+            made = tile_chunking(self.rates.tiles, rows, columns, depth, matrices, threads, of_blocks=blocks)
         else:
             threads = max(threads, FEW_THREADS)  # up to so many it is one entry of the table
-            made = chunking(rows, columns, depth, matrices, self.size, threads)
+            made = chunking(self.rates, rows, columns, depth, matrices, self.size, threads, self.step or PANEL_BYTES)
+            made = replace(made, copy_bytes=0) if self.step else made
             made = in_pairs(made, rows, columns, matrices) if self.pairs or self.few is not None else made
             if self.few is not None:
                 made = replace(made, copy_bytes=decoded_room(depth) if rows > self.few else 0)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rlx.backends.cpu.schedule.arguments import Extents, thread_count
 from rlx.backends.cpu.schedule.balance import TURNS, wants_shares
 from rlx.backends.cpu.schedule.base import aligned, pieces
+from rlx.backends.cpu.schedule.choice import Limit
 from rlx.backends.cpu.schedule.matmul import k_block
-from rlx.backends.cpu.schedule.rates import FLOPS
+from rlx.backends.cpu.target import Rates
 from rlx.ir.shape import Shape, Size, bounds, evaluate
 from rlx.records import dataclass
 
-__all__ = ["LEAST", "MOST", "STRIDE", "STRIP", "NotThin", "ThinParts", "ThinSchedule", "ThinSide", "may_be_thin"]
+__all__ = ["LEAST", "MOST", "STRIDE", "STRIP", "ThinParts", "ThinSchedule", "may_be_thin", "thin_limits"]
 
 MOST = 12  # rows, or columns, that are few: fewer than tile registers are used for
 LEAST = 16  # rows or columns of the operand that is streamed: whole vectors of any machine
 STRIP = 2048  # columns whose sums stay in L1 while rows of the streamed operand pass by
 STRIDE = STRIP + LEAST  # from strip to strip: keeps them off the same sets of the cache
 NARROW = 256  # columns that a chunk takes at least: it reads so many elements of a row of k, then those of the next
-MEMORY = 15e9  # bytes of the streamed operand that a core reads a second
 MOST_TIME, LEAST_TIME = 120e-6, 20e-6  # seconds of a chunk at most, and at least where there are few
 
 
@@ -31,24 +29,9 @@ def may_be_thin(few: Size, many: Size) -> bool | None:
     return True if high is not None and high <= MOST and (least or 0) >= LEAST else None
 
 
-@dataclass(frozen=True)
-class ThinSide:
-    """Which operand of a product [m, k] x [k, n] a run streams: of few `rows` the second, of few `columns` the first.
-
-    Both say for which of them there is code.
-    """
-
-    m: Size
-    n: Size
-    rows: bool
-    columns: bool
-
-    def few_rows(self, extents: Extents) -> bool | None:
-        """Whether it is the rows that are few, or the columns; None: neither."""
-        m, n = evaluate(self.m, extents), evaluate(self.n, extents)
-        if self.rows and m <= MOST and n >= LEAST:
-            return True
-        return False if self.columns and n <= MOST and m >= LEAST else None
+def thin_limits(few: Size, many: Size) -> tuple[Limit, ...]:
+    """In which runs that is so."""
+    return Limit(few, most=MOST), Limit(many, least=LEAST)
 
 
 @dataclass(frozen=True)
@@ -70,14 +53,14 @@ NOTHING = ThinParts(1, 0, 1, 8, 0, 0, 0, 0)
 
 @dataclass(eq=False, repr=False)
 class ThinSchedule:
-    """The chunks of `count` products by the way for few rows, or for few columns; `shape` is the result's.
+    """The chunks of `count` products of `few` rows (or columns) and the `many` of the other operand, which is streamed.
 
-    An element of sums has `size` bytes, one of the streamed operand `streamed`; `along`: those of a step of k lie side
-    by side; `to_scratch`: sums go to scratch.
+    `shape` is the result's. An element of sums has `size` bytes, one of the streamed operand `streamed`; `along`: those
+    of a step of k lie side by side; `to_scratch`: sums go to scratch.
     """
 
-    side: ThinSide
-    few_rows: bool
+    few: Size
+    many: Size
     k: Size
     count: Size
     size: int
@@ -85,14 +68,15 @@ class ThinSchedule:
     along: bool
     to_scratch: bool
     shape: Shape
+    rates: Rates
 
     def __call__(self, extents: Extents) -> ThinParts:
-        if self.side.few_rows(extents) is not self.few_rows or not all(evaluate(s, extents) for s in self.shape):
+        if not all(evaluate(s, extents) for s in self.shape):
             return NOTHING
-        m, n, k, count = (evaluate(s, extents) for s in (self.side.m, self.side.n, self.k, self.count))
-        few, many = (m, n) if self.few_rows else (n, m)
+        few, many, k, count = (evaluate(s, extents) for s in (self.few, self.many, self.k, self.count))
         threads = thread_count(extents)
-        time = count * many * max(k * self.streamed / MEMORY, 2.0 * few * k / FLOPS * (self.size / 4))
+        products = 2.0 * few * k / self.rates.flops * (self.size / 4)
+        time = count * many * max(k * self.streamed / self.rates.memory, products)
         wanted = pieces(time, MOST_TIME, LEAST_TIME)
         if wants_shares(wanted, threads):
             wanted = max(wanted, min(TURNS * threads, int(time / LEAST_TIME)))
@@ -104,14 +88,3 @@ class ThinSchedule:
         room = aligned(few * STRIDE * self.size) + aligned(few * k * self.size)
         scratch = room + (aligned(few * line * self.size) if self.to_scratch else 0)
         return ThinParts(blocks, units, per_chunk, k_block(k), room, line, scratch, -(-units // per_chunk))
-
-
-@dataclass(eq=False, repr=False)
-class NotThin:
-    """The chunks of a kernel of the way by panels, where the run takes that: else none."""
-
-    side: ThinSide
-    chunks: Callable[[Extents], int]
-
-    def __call__(self, extents: Extents) -> int:
-        return self.chunks(extents) if self.side.few_rows(extents) is None else 0

@@ -8,6 +8,7 @@ from rlx.backends.cpu.schedule.arguments import Extents, thread_count
 from rlx.backends.cpu.schedule.balance import shares, wants_shares
 from rlx.backends.cpu.schedule.base import aligned, pieces
 from rlx.backends.cpu.schedule.conv import even_panels
+from rlx.backends.cpu.target import Rates
 from rlx.ir.shape import Shape, evaluate
 from rlx.records import dataclass
 
@@ -39,10 +40,10 @@ class WinogradSchedule:
     n: tuple[int, int]
     sizes: Shape
     in_place: bool
+    rates: Rates
 
     WIDTH = 16  # outputs of a panel of weights
-    CYCLES = 300_000  # of a chunk at most
-    LEAST_CYCLES = 20_000
+    MOST, LEAST = 100e-6, 20e-6 / 3  # seconds of a chunk at most, and at least where there are few
     PANELS = 6  # at least, of the weights in a chunk: each block of them transforms the image again
     TILES = (12, 48)  # of a chunk: fewer read the weights too often, more leave the caches
     MANY_WEIGHTS = 1024 * 1024  # bytes that are better read once
@@ -53,9 +54,10 @@ class WinogradSchedule:
         down, across = -(-height // self.m[0]), -(-width // self.m[1])
         tiles, panels = batch * down * across, -(-outputs // lanes)
         a_tile = positions * channels * panels
-        wanted = pieces(tiles * a_tile, self.CYCLES, self.LEAST_CYCLES)
+        longest, least = (seconds * self.rates.transforms for seconds in (self.MOST, self.LEAST))
+        wanted = pieces(tiles * a_tile, longest, least)
         many = 64 * a_tile > self.MANY_WEIGHTS
-        most = self.TILES[1] if many else min(max(self.CYCLES // max(a_tile, 1), self.TILES[0]), self.TILES[1])
+        most = self.TILES[1] if many else min(max(int(longest) // max(a_tile, 1), self.TILES[0]), self.TILES[1])
         blocks = max(-(-tiles // most), 1)
         panel_blocks = max(min(-(-wanted // blocks), panels // self.PANELS), 1) if outputs % self.WIDTH == 0 else 1
         least = self.TILES[0] if many else self.TILES[0] // 2
@@ -70,7 +72,7 @@ class WinogradSchedule:
         if wants_shares(-(-tiles // tile_chunk) * -(-panels // panel_chunk), threads):
 
             def cost(some: int, columns: int) -> float:  # products, transforms of the image, and weights read
-                return positions * channels * (some * columns + some / 2 + 5 * columns) / 3e9
+                return positions * channels * (some * columns + some / 2 + 5 * columns) / self.rates.transforms
 
             least = 1 if outputs % self.WIDTH == 0 else panels
             tile_chunk, panel_chunk = shares(tiles, panels, threads, cost, most_rows=tile_chunk, least_panels=least)

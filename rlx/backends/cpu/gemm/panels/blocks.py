@@ -40,7 +40,7 @@ from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
-__all__ = ["ENCODED", "EncodedBlocks", "few_rows", "has_code"]
+__all__ = ["ENCODED", "EncodedBlocks", "blocks_of", "few_rows", "has_code"]
 
 F32 = DTYPES["f32"]
 LANE = Var("lane")
@@ -260,14 +260,14 @@ class EncodedBlocks(PanelFormat):
         stored = encoded_element(anchor.b)
         if stored is None or stored[1].name != self.name:
             return f"its second operand is not {self.name}"
-        fits = _blocks(kernel, anchor) is not None and has_code(setting.target)
+        fits = blocks_of(kernel, anchor) is not None and has_code(setting.target)
         return None if fits else "its rows are no whole blocks along k, or the machine has no code for them"
 
     def normal(self, kernel: Kernel) -> Kernel:
         return kernel
 
     def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
-        blocks = _blocks(kernel, anchor)
+        blocks = blocks_of(kernel, anchor)
         assert blocks is not None
         return _pack_blocks(kernel, anchor, blocks)
 
@@ -302,7 +302,7 @@ class EncodedBlocks(PanelFormat):
         return Routine(f.name, Module([f]).text())
 
 
-def _blocks(kernel: Kernel, anchor: Contract) -> Blocks | None:
+def blocks_of(kernel: Kernel, anchor: Contract) -> Blocks | None:
     """The encoded blocks that B is read from, if it is."""
     column = out_vars(len(kernel.stores[0].extents))[-1]
     return find(anchor.b, anchor.n, anchor.k, DEPTH, column)

@@ -6,10 +6,11 @@ A format is a file in this folder and an entry in the list of `kernels/matmul/st
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from rlx.backends.cpu.gemm.panels.operands import accumulates_in, panels_of, rows_in_place, scaled_behind
-from rlx.backends.cpu.llvm.builder import Function, size_of, vec
+from rlx.backends.cpu.llvm.builder import Function, element, size_of, vec, width
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.schedule.matmul import MatmulSchedule
 from rlx.backends.cpu.strategy import Setting, Step
@@ -21,9 +22,10 @@ from rlx.kernels.program import Kernel
 from rlx.records import replace
 
 if TYPE_CHECKING:
+    from rlx.backends.cpu.gemm.accumulators import Accumulators
     from rlx.backends.cpu.gemm.tile import Tile
 
-__all__ = ["AS_SUMS", "PanelFormat"]
+__all__ = ["AS_SUMS", "Ends", "PanelFormat"]
 
 F32 = DTYPES["f32"]
 
@@ -36,6 +38,11 @@ class PanelFormat:
     are given all of B and the number of their first panel, since panels are not equally long. `spare`: registers that
     a tile of 16 leaves for the conversion of elements. `pack` is the kernel that
     packs a B that lies in memory as matrices; others are packed by loops.
+
+    A multiplication takes `depth` elements of a row of A and of each column of a panel, neighbours along k. Where that
+    is more than one, K is padded to whole turns of the loop, of `turn` elements, and is one block. `few_shapes`: there
+    are tiles of a few shapes only, which are sooner compiled. `fetches`: tiles prefetch panels to come. `arguments` are
+    those of a block of C besides `kernel.BLOCK_ARGUMENTS`; its tiles get them too, and the number of their first panel.
     """
 
     name = ""  # of what panels hold, in names of functions
@@ -44,6 +51,11 @@ class PanelFormat:
     by_tiles = True
     placed = False
     spare = 0
+    depth = 1
+    turn = 0  # 0: as many as suit sums of this type
+    few_shapes = False
+    fetches = True
+    arguments: tuple[tuple[str, str], ...] = ()
     pack: Step | None = None
 
     # ---- choosing it, and packing
@@ -92,9 +104,25 @@ class PanelFormat:
 
     # ---- reading
 
+    def sums(self, a: DType) -> DType:
+        """The type of sums, of rows of A of a type."""
+        return a
+
     def scalar(self, sums: str) -> str:
         """The LLVM type of an element in memory, where sums are of that type."""
         return self.stored or sums
+
+    def left(self, sums: str) -> str:
+        """The LLVM type of an element of A in memory."""
+        return sums
+
+    def result(self, sums: str) -> str:
+        """The LLVM type of an element of C in memory."""
+        return sums
+
+    def column_bytes(self, sums: str) -> int:
+        """Bytes from column to column of a panel."""
+        return size_of(self.scalar(sums))
 
     def step_bytes(self, sums: str) -> int:
         """Bytes of a step of a panel, on average."""
@@ -118,6 +146,18 @@ class PanelFormat:
         """A vector of the elements at `p`, as one of type `v`."""
         return f.load(v, p)
 
+    def load_left(self, f: Function, p: str, v: str) -> str:
+        """The elements of A at `p` that a multiplication takes, in all lanes of a vector of sums, of type `v`."""
+        return f.splat(f.load(element(v), p), width(v))
+
+    def multiply_add(self, f: Function, tile: Tile, a: str, b: str, total: str) -> str | None:
+        """total + a * b, lane by lane, of what `load_left` and `load` give; None: as sums of that type are computed."""
+        return None
+
+    def ends(self, f: Function, tile: Tile, rows: int, vectors: int) -> Ends | None:
+        """What tiles of so many sums begin and end with; None: zeros, and `Accumulators.put`."""
+        return None
+
     def words(self, f: Function, p: str) -> str:
         """The bits of 16 elements at `p`, as f32."""
         v = vec("i32", 16)
@@ -129,3 +169,15 @@ class PanelFormat:
 
 
 AS_SUMS = PanelFormat()  # of tiles that are given no other
+
+
+class Ends(ABC):
+    """What the sums of a tile begin with, and what becomes of them."""
+
+    @abstractmethod
+    def first(self) -> list[str]:
+        """The sums before the first step, row by row."""
+
+    @abstractmethod
+    def finish(self, sums: Accumulators, a_rows: list[str], c_rows: list[str]) -> None:
+        """Stores what is made of the sums; A and C have these rows."""

@@ -1,262 +1,124 @@
-"""Products of 8-bit rows with packed weights, in i32: C[M, N] = A[M, K] @ W[K, N], exact for all values.
+"""Products of bytes as products of panels: a multiplication is a dot product of bytes that lie together along k.
 
-A row of A is bytes as they lie in an image. Weights are packed in panels of 16 columns, each column's elements in fours
-along k. With AVX2 one instruction multiplies 32 pairs of bytes and adds neighbours in 16 bits, another adds those up in
-32. The first saturates, and two of its results are added up before the second, so a panel holds only weights whose sums
-stay within 16 bits for every A. What that leaves out of a weight comes again, in further fours behind all panels, each
-with the place along k that it belongs to: few for weights as networks have them, none for most.
+    C[M, N] = (A[M, K] - point) @ W[K, N]        in i32, exact for all values; then C as it is, or requantised to bytes
 
-VNNI multiplies fours and adds them up in 32 bits, in vectors of 32 or 64 bytes, AMX does so for 16 rows at once: panels
-are the same, and only weights beyond 8 bits (a byte less a zero point) leave something out.
-
-A panel is, in bytes: 16 sums of its columns (i32), the number of its further fours (i64, in 64 bytes), 128 for each 8
-elements of k. Behind all panels there is for each the places of its further fours (i32), and these, 64 each.
-
-i8 rows become u8 by adding 128, which the zero point takes off again; AMX takes them as they are.
+Four bytes of a row and of each column are one multiplication with VNNI, eight with AVX2, whose sums of pairs are added
+up in 16 bits first. Panels are those of `int8_layout`, and a block is given the first step of its first one, after the
+head. Sums are exact, so they may be added up in any order: K is one block, and few sums are two chains each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 
-from rlx.backends.cpu.llvm.builder import Function, vec, width
-from rlx.backends.cpu.schedule.arguments import Address, Arguments, Number
+from rlx.backends.cpu.gemm import amx_int8
+from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.int8_ends import Int8Ends
+from rlx.backends.cpu.gemm.panels.format import Ends, PanelFormat
+from rlx.backends.cpu.gemm.panels.int8_layout import DEPTH, HEAD, WIDTH, Instructions, dot, pair_sums
+from rlx.backends.cpu.gemm.tile import Tile, tile_of
+from rlx.backends.cpu.llvm import amx
+from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec, void
+from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.target import Target
-from rlx.ir.shape import Size, ceildiv
-from rlx.records import dataclass
+from rlx.ir.dtype import DTYPES
+from rlx.records import replace
 
-__all__ = [
-    "BLOCK", "DEPTH", "HEAD", "WIDTH", "FinishArguments", "Instructions", "Tile", "available", "dot", "instructions",
-    "pack_panel", "pair_sums", "panel_bytes", "places_bytes", "spare_bytes",
-]  # fmt: skip
+__all__ = ["Int8", "int8_tile"]
 
-WIDTH = 16  # columns of a panel
-DEPTH = 8  # elements along k of a step
-HEAD = 128
-PAIR = 128  # what two weights of one sign may add up to: 255 * 128 fits in 16 bits
-# the arguments of a block of C: `w` is at the first panel, `more` at its further fours, `spare` bytes a panel, of which
-# their places take the first `places`; `lda` and `ldc` in bytes, `column` the bytes of 4-byte arrays before the first's
-BLOCK = (
-    "ptr a, i64 lda, ptr w, ptr more, i64 spare, ptr c, i64 ldc, i64 rows, i64 columns, i64 octets, i64 places, "
-    "i64 zero, ptr finish, i64 column"
-)
+SHORTS, BYTES = "<16 x i16>", "<32 x i8>"
 
 
-class FinishArguments(Arguments):
-    """What is done to sums, at `finish`; arrays are padded to whole panels."""
+class Int8(PanelFormat):
+    """Rows of u8, or of i8 (`signed`), times weights of bytes.
 
-    scale: Address  # f32 a column
-    shift: Address  # f32 a column, added after the scale
-    bias: Address  # i32 a column, added to the sums; may be null
-    zero: Number  # of the result
-    low: Number  # limits of the result
-    high: Number
-
-
-@dataclass(frozen=True)
-class Instructions:
-    """What products of bytes are computed with: vectors of `lanes` sums (8 or 16), VNNI (`dots`), AMX (`tiles`)."""
-
-    lanes: int
-    dots: bool
-    tiles: bool
-
-    @property
-    def rows(self) -> int:
-        """Rows of A of a tile."""
-        return 16 if self.tiles else self.lanes // 2
-
-    @property
-    def times(self) -> tuple[float, float]:
-        """Products a second and seconds a result, about."""
-        if self.lanes == 8:
-            return 60e9, 0.5e-9
-        return (700e9 if self.tiles else 250e9), 0.13e-9
-
-    @property
-    def name(self) -> str:
-        return f"{4 * self.lanes}{'d' if self.dots else ''}{'t' if self.tiles else ''}"
-
-
-def instructions(target: Target) -> Instructions:
-    """Those of a machine."""
-    wide = target.has("avx512vnni") and target.has("avx512vl")
-    lanes = 16 if wide and target.vector_bytes == 64 else 8
-    return Instructions(lanes, wide or target.has("avxvnni"), target.tiles and lanes == 16)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """What kinds of rows (u8 or i8) and results: "i32" sums, or "u8" and "i8", scaled, shifted, rounded, saturated.
-
-    `clamped`: to limits of their own.
+    `stores`: "i32" for the sums, or "u8" and "i8", scaled, shifted, rounded, saturated; `clamped` to limits of their
+    own. `rest`: panels may have further fours. A multiplication is computed `by` these instructions.
     """
 
-    signed: bool
-    result: str
-    clamped: bool
-    by: Instructions
+    stored = "i8"
+    turn = DEPTH
+    few_shapes = True
+    fetches = False  # measured: panels of bytes are short, and a product of one row reads them in order
+    arguments = (("ptr", "ends"),)
 
-    @property
-    def name(self) -> str:
-        return f"{'i8' if self.signed else 'u8'}_{self.result}{'_clamped' if self.clamped else ''}_{self.by.name}"
+    def __init__(self, by: Instructions, *, signed: bool, stores: str, clamped: bool, rest: bool) -> None:
+        self.by, self.signed, self.stores, self.clamped, self.rest = by, signed, stores, clamped, rest
+        kind = f"{stores}{'_clamped' if clamped else ''}{'_rest' if rest else ''}"
+        self.name = f"{'i8' if signed else 'u8'}_{kind}_{by.name}"
+        self.depth = 4 if by.dots else DEPTH
+        self.spare = 0 if by.dots else 4
 
-    @property
-    def vector(self) -> str:
-        """The type of a vector of sums."""
-        return vec("i32", self.by.lanes)
+    def left(self, sums: str) -> str:
+        return "i8"
 
-    @property
-    def halves(self) -> int:
-        """Vectors of sums of a row of a panel."""
-        return WIDTH // self.by.lanes
+    def result(self, sums: str) -> str:
+        return "i32" if self.stores == "i32" else "i8"
 
-    @property
-    def item(self) -> int:
-        """Bytes of a result."""
-        return 4 if self.result == "i32" else 1
+    def column_bytes(self, sums: str) -> int:
+        return 4
 
+    def step_bytes(self, sums: str) -> int:
+        return WIDTH
 
-def available(target: Target) -> bool:
-    """Whether a machine has the instructions."""
-    return target.x86 and target.vector_bytes >= 32
+    def panel(self, f: Function, k: str, sums: str) -> str:
+        return f.add(f.mul(k, WIDTH), HEAD)
 
+    def load_left(self, f: Function, p: str, v: str) -> str:
+        low = self.four(f, p)
+        return low if self.by.dots else f.shuffle(low, self.four(f, f.offset(p, 4)), list(range(8 * self.by.lanes)))
 
-def further(narrow: bool, target: Target) -> int:
-    """The most further fours that 8 elements of k can need: of weights within -128..127, else -255..255."""
-    if instructions(target).dots:
-        return 0 if narrow else 4
-    return 3 if narrow else 7
+    def load(self, f: Function, p: str, v: str) -> str:
+        bytes = vec("i8", 4 * self.by.lanes)
+        low = f.load(bytes, p)
+        return low if self.by.dots else f.shuffle(low, f.load(bytes, f.offset(p, 64)), list(range(8 * self.by.lanes)))
 
+    def multiply_add(self, f: Function, tile: Tile, a: str, b: str, total: str) -> str:
+        if self.by.dots:
+            return self.add_four(f, a, b, total)
+        fours = [[f.shuffle(x, None, list(range(32 * i, 32 * i + 32))) for x in (a, b)] for i in range(2)]
+        low, high = (pairs(f, *four) for four in fours)  # panels hold weights whose sums fit in 16 bits
+        return f.add(total, pair_sums(f, f.add(low, high), constant(1, SHORTS)))
 
-def _aligned(count: Size) -> Size:
-    return ceildiv(count, 64) * 64
+    def four(self, f: Function, p: str) -> str:
+        """Four elements of A, as u8, for each sum of a vector."""
+        four = f.splat(f.load("i32", p, align=1), self.by.lanes)
+        bytes = f.cast("bitcast", four, vec("i8", 4 * self.by.lanes))
+        return f.xor(bytes, -128) if self.signed else bytes
 
+    def add_four(self, f: Function, a: str, b: str, total: str) -> str:
+        """`total` plus the products of fours."""
+        if self.by.dots:
+            return dot(f, total, a, b, vec("i32", self.by.lanes))
+        return f.add(total, pair_sums(f, pairs(f, a, b), constant(1, SHORTS)))
 
-def panel_bytes(depth: Size, narrow: bool, target: Target) -> Size:
-    """Bytes of a panel of `depth` rows and its further fours."""
-    return HEAD + ceildiv(depth, DEPTH) * 128 + spare_bytes(depth, narrow, target)
+    def ends(self, f: Function, tile: Tile, rows: int, vectors: int) -> Ends:
+        return Int8Ends(f, self, tile, rows, vectors)
 
-
-def spare_bytes(depth: Size, narrow: bool, target: Target) -> Size:
-    """Bytes that the further fours of a panel may take, with their places."""
-    return places_bytes(depth, narrow, target) + ceildiv(depth, DEPTH) * further(narrow, target) * 64
-
-
-def places_bytes(depth: Size, narrow: bool, target: Target) -> Size:
-    """Bytes of the places of further fours."""
-    return _aligned(ceildiv(depth, DEPTH) * further(narrow, target) * 4)
-
-
-def dot(f: Function, total: str, x: str, y: str, v: str) -> str:
-    """`total`, a vector of i32, plus products of fours of bytes, u8 times i8."""
-    name = f"llvm.x86.avx512.vpdpbusd.{32 * width(v)}"
-    f.declare(name, v, [v, v, v])
-    x, y = (f.cast("bitcast", value, v) for value in (x, y))
-    return f.op(f"call {v} @{name}({v} {total}, {v} {x}, {v} {y})", v)
-
-
-def pair_sums(f: Function, x: str, y: str) -> str:
-    """Products of 16 pairs of i16, neighbours added up in i32, with AVX2."""
-    v, shorts = "<8 x i32>", "<16 x i16>"
-    f.declare("llvm.x86.avx2.pmadd.wd", v, [shorts, shorts])
-    return f.op(f"call {v} @llvm.x86.avx2.pmadd.wd({shorts} {x}, {shorts} {y})", v)
+    def block_routine(self, tile: Tile) -> Routine | None:
+        """Where there are tile registers, they compute blocks of 16 rows and more."""
+        if not self.by.tiles:
+            return None
+        arguments = [*gemm.BLOCK_ARGUMENTS, *self.arguments]
+        vectors, tiles = gemm.gemm_block(tile, internal=True), amx_int8.block(self, arguments)
+        f = Function(f"{vectors.name}_tiles", arguments, attrs="nounwind noinline")
+        given = [f"%{name}" for _, name in arguments]
+        enough = f.cmp("ge", "%rows", amx.ROWS)
+        f.if_(enough, lambda: void(f.call(tiles, given)), lambda: void(f.call(vectors, given)))
+        f.ret()
+        return Routine(f.name, Module([f]).text())
 
 
-def pack_panel(
-    f: Function,
-    target: Target,
-    out: str,
-    place: str,
-    octets: str,
-    places: str,
-    element: Callable[[str, str], str],
-) -> None:
-    """Emits the packing of one panel at `out`, its further fours at `place`; `element(k, column)` gives an i32."""
-    dots = instructions(target).dots
-    sums, rest = f.alloca("i32", WIDTH), f.alloca("i32", DEPTH * WIDTH)
-    main = f.offset(out, HEAD)
-    fours = f.offset(place, places)
+def pairs(f: Function, x: str, y: str) -> str:
+    """u8 times i8, neighbours added up in i16, with AVX2."""
+    f.declare("llvm.x86.avx2.pmadd.ub.sw", SHORTS, [BYTES, BYTES])
+    return f.op(f"call {SHORTS} @llvm.x86.avx2.pmadd.ub.sw({BYTES} {x}, {BYTES} {y})", SHORTS)
 
-    def at(e: str | int, lane: str) -> str:
-        return f.gep(rest, f.add(f.mul(e, WIDTH, "i64"), lane, "i64"), "i32")
 
-    def take(four: int | str, pair: int, lane: str, four_at: str, values: list[str]) -> None:
-        """Moves two values from the rest to the panel."""
-        for j, value in enumerate(values):
-            f.store(f.cast("trunc", value, "i8"), f.offset(four_at, f.add(f.mul(lane, 4), 2 * pair + j)))
-            p = at(f.add(f.mul(four, 4, "i64"), 2 * pair + j), lane)
-            f.store(f.sub(f.load("i32", p), value), p)
+format_of = cache(Int8)  # one for each kind, so that their routines are made once
 
-    def fits(values: list[str]) -> str:
-        """Whether their products with bytes add up within 16 bits, where that is asked for."""
-        if dots:
-            return "true"
-        good = "true"
-        total = ["0", "0"]
-        for v in values:
-            total = [f.add(total[0], f.max(v, 0, "i32"), "i32"), f.add(total[1], f.min(v, 0, "i32"), "i32")]
-            good = f.and_(good, f.cmp("le", v, 127, "i32"), "i1")
-        good = f.and_(good, f.cmp("le", total[0], PAIR, "i32"), "i1")
-        return f.and_(good, f.cmp("ge", total[1], -PAIR, "i32"), "i1")
 
-    def part_of(values: list[str], whole: str) -> list[str]:
-        if dots:
-            return [f.max(f.min(v, 127, "i32"), -128, "i32") for v in values]
-        half = PAIR // 2
-        return [f.select(whole, v, f.max(f.min(v, half, "i32"), -half, "i32"), "i32") for v in values]
-
-    def loop(count: str | int, body: Callable[[str], None]) -> None:
-        f.loop(0, count, 1, [], lambda i, _: body(i))
-
-    def octet(o: str, count: str) -> str:
-        def fill(e: str) -> None:
-            def one(lane: str) -> None:
-                value = element(f.add(f.mul(o, DEPTH), e), lane)
-                value = f.max(f.min(value, 255, "i32"), -255, "i32")  # there is room for the rest of no more
-                f.store(value, at(e, lane), ty="i32")
-                total = f.gep(sums, lane, "i32")
-                f.store(f.add(f.load("i32", total), value, "i32"), total)
-
-            loop(WIDTH, one)
-
-        def plain(lane: str) -> None:
-            for pair in range(2):
-                values = [f.load("i32", at(e, lane)) for e in (2 * pair, 2 * pair + 1, 4 + 2 * pair, 5 + 2 * pair)]
-                all_fit, two_fit = fits(values), fits(values[:2])
-                first = f.offset(main, f.mul(o, 128))
-                take(0, pair, lane, first, part_of(values[:2], two_fit))
-                others = part_of(values[2:], all_fit) if dots else [f.select(all_fit, v, 0, "i32") for v in values[2:]]
-                take(1, pair, lane, f.offset(first, 64), others)
-
-        loop(DEPTH, fill)
-        loop(WIDTH, plain)
-        for four in range(2):
-
-            def any_left(_: list[str], four: int = four) -> str:
-                def more(i: str, state: list[str]) -> list[str]:
-                    return [f.or_(state[0], f.load("i32", f.gep(rest, f.add(i, four * 4 * WIDTH), "i32")))]
-
-                return f.cmp("ne", f.loop(0, 4 * WIDTH, 1, [("i32", 0)], more)[0], 0)
-
-            def again(state: list[str], four: int = four) -> list[str]:
-                number = state[0]
-                where = f.cast("trunc", f.add(f.mul(o, 2), four), "i32")
-                f.store(where, f.gep(place, number, "i32"))
-                own = f.offset(fours, f.mul(number, 64))
-
-                def one(lane: str) -> None:
-                    for pair in range(2):
-                        values = [f.load("i32", at(4 * four + 2 * pair + j, lane)) for j in range(2)]
-                        take(four, pair, lane, own, part_of(values, fits(values)))
-
-                loop(WIDTH, one)
-                return [f.add(number, 1)]
-
-            count = f.while_([("i64", count)], any_left, again)[0]
-        return count
-
-    loop(WIDTH, lambda lane: f.store(0, f.gep(sums, lane, "i32"), ty="i32"))
-    count = f.loop(0, octets, 1, [("i64", 0)], lambda o, state: [octet(o, state[0])])[0]
-    f.store(count, f.offset(out, 64))
-    loop(WIDTH, lambda lane: f.store(f.load("i32", f.gep(sums, lane, "i32")), f.gep(out, lane, "i32")))
+def int8_tile(target: Target, by: Instructions, *, signed: bool, stores: str, clamped: bool, rest: bool) -> Tile:
+    """The register tile of products of bytes, see `Int8`."""
+    format = format_of(by, signed=signed, stores=stores, clamped=clamped, rest=rest)
+    return tile_of(DTYPES["i32"], replace(target, vector_bytes=4 * by.lanes), format=format)

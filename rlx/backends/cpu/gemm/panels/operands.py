@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlx.backends.cpu.schedule.matmul import PANEL_BYTES
+from rlx.ir.casting import ends
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv, size_product
 from rlx.kernels.affine import linear_index
@@ -11,6 +12,7 @@ from rlx.kernels.expr import (
     Acc,
     Apply,
     Cast,
+    Const,
     Expr,
     Load,
     Select,
@@ -83,6 +85,9 @@ def is_whole(e: Expr) -> bool:
             return value.dtype in (I8, U8)
         case Apply(fn="sub", args=(Cast(value=x), Cast(value=y)) as both):
             return x.dtype is y.dtype and all(map(is_whole, both))
+        case Apply(fn="sub", args=(Cast(value=x) as byte, Const(value=number))):
+            low, high = ends(x.dtype) if is_whole(byte) else (0, -1)
+            return isinstance(number, float) and number.is_integer() and low <= number <= high
     return False
 
 

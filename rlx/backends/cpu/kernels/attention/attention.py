@@ -28,7 +28,6 @@ from rlx.backends.cpu.kernels.attention.old_rows import OldRows, OldRowsArgument
 from rlx.backends.cpu.kernels.attention.pack_kv import (
     count_words,
     counted,
-    emit_pack,
     pack_columns,
     pack_rows,
     row_words,
@@ -55,18 +54,17 @@ from rlx.backends.cpu.schedule.arguments import (
     part,
 )
 from rlx.backends.cpu.schedule.attention import AttentionSchedule
-from rlx.backends.cpu.schedule.base import FEW_ROWS, BySize
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
 from rlx.kernels.affine import linear_index
-from rlx.kernels.expr import Expr, Load, Select, transform
+from rlx.kernels.expr import Expr, Load, transform
 from rlx.kernels.loops.analysis import linear_load
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Kernel
-from rlx.records import dataclass, replace
+from rlx.records import dataclass
 
-__all__ = ["Ways", "emit"]
+__all__ = ["Way", "emit"]
 
 F32 = DTYPES["f32"]
 WIDTH = AttentionSchedule.WIDTH
@@ -122,42 +120,23 @@ class AttentionArguments(Arguments):
 
 
 @dataclass(frozen=True)
-class Ways:
-    """What an attention kernel has code for: `few` and `many` query rows, or both, of which the run's size decides.
+class Way:
+    """How an attention kernel reads keys and values: where they lie, for `few` query rows or a cache, or from panels.
 
-    `own_panels`: a chunk packs keys and values for itself. `streaming`: copies of a cache's rows are stored past the
-    processor's caches.
+    `own_panels`: a chunk packs them for itself. `streaming`: copies of a cache's rows are stored past the processor's
+    caches.
     """
 
     few: bool = False
-    many: bool = False
     own_panels: bool = False
     streaming: bool = False
 
 
-def emit(kernel: Kernel, ways: Ways, target: Target) -> list[KernelCode]:
-    """The attention kernel.
-
-    Where it makes its keys and values, what of these is neither copied by it nor packed is stored before.
-    """
-    if len(kernel.stores) == 1:
-        return [_emit_attention(kernel, ways, target)]
-    anchor = kernel.anchor
-    assert isinstance(anchor, Attention)
-    lanes, rows, codes = target.lanes, anchor.q_shape[2], []
-    either = ways.few and ways.many
-    panels, made = (kernel.stores[1:3], kernel.stores[3:]) if either else ((), kernel.stores[1:])
+def emit(kernel: Kernel, way: Way, target: Target) -> list[KernelCode]:
+    """The attention kernel; where it makes its keys and values, what it does not copy of these is stored before."""
     copied = [old.store for old in _old_rows(kernel) if old is not None]
-    for store in made:
-        code = emit_nest(store, lanes)
-        if store not in copied:
-            codes.append(code)
-        elif either:
-            codes.append(replace(code, chunks=BySize(code.chunks, rows, FEW_ROWS, few=False)))
-    if either:
-        k, v = in_place(anchor.k), in_place(anchor.v)
-        codes.append(emit_pack(replace(kernel, stores=panels, anchor=replace(anchor, k=k, v=v)), target))
-    return [*codes, _emit_attention(kernel, ways, target)]
+    before = [emit_nest(store, target.lanes) for store in kernel.stores[1:] if store not in copied]
+    return [*before, _emit_attention(kernel, way, target)]
 
 
 def _old_rows(kernel: Kernel) -> tuple[OldRows | None, OldRows | None]:
@@ -198,27 +177,26 @@ def sink_words(anchor: Attention) -> dict[str, Argument]:
 # ---- the kernel
 
 
-def _emit_attention(kernel: Kernel, ways: Ways, target: Target) -> KernelCode:
+def _emit_attention(kernel: Kernel, way: Way, target: Target) -> KernelCode:
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Attention)
     out = linear_index(store.index, store.buffer.shape)
     epilogue = epilogue_of(store, [I2], [anchor.q_shape[2]], I3, anchor.v_shape[3], F32)
-    whole = ways.own_panels
+    whole = way.own_panels
     shapes = anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3]
-    choices = not epilogue.in_place, ways.own_panels, anchor.causal, widens(anchor), anchor.ring
-    cut = once(AttentionSchedule(*shapes, *choices))
+    ways = not epilogue.in_place, whole, anchor.causal
+    cut = once(AttentionSchedule(*shapes, *ways, target.rates, widens(anchor), anchor.ring))
 
     def panels(x: Expr) -> Argument:
-        if whole or not ways.many:
+        if way.few or whole:
             return 0
-        packed = x.b if isinstance(x, Select) else x
-        assert isinstance(packed, Load)
-        return Pointer(packed.source)
+        assert isinstance(x, Load)
+        return Pointer(x.source)
 
     words = AttentionArguments.given(
         **row_words("q", anchor.q),
-        **row_words("k", in_place(anchor.k) if ways.few or whole else None),
-        **row_words("v", in_place(anchor.v) if ways.few or whole else None),
+        **row_words("k", in_place(anchor.k) if way.few or whole else None),
+        **row_words("v", in_place(anchor.v) if way.few or whole else None),
         out=Pointer(store.buffer, store.buffer.dtype.itemsize * out.constant),
         out_b=out.coefs.get(I0, 0),
         out_h=out.coefs.get(I1, 0),
@@ -237,7 +215,7 @@ def _emit_attention(kernel: Kernel, ways: Ways, target: Target) -> KernelCode:
         scratch_stride=ScratchStride(),
         row_sums=part(cut, "sums"),
         results=part(cut, "results"),
-        block=gemm.block_routine(tile_of(F32, target)) if ways.many else 0,
+        block=0 if way.few else gemm.block_routine(tile_of(F32, target)),
         **count_words(anchor),
         panels=part(cut, "panels"),
         row_part=part(cut, "part"),
@@ -248,7 +226,7 @@ def _emit_attention(kernel: Kernel, ways: Ways, target: Target) -> KernelCode:
     for old in _old_rows(kernel) if len(kernel.stores) > 1 else ():
         words += old_words(old)
     table = ArgumentTable(words)
-    made = _Code(anchor, kernel, table, epilogue, ways, target)
+    made = _Code(anchor, kernel, table, epilogue, way, target)
     made.emit()
     symbol, ir = name_kernel(Module([made.f]).text())
     scratch = part(cut, "scratch")
@@ -264,10 +242,10 @@ class _Code:
         kernel: Kernel,
         table: ArgumentTable,
         epilogue: Epilogue,
-        ways: Ways,
+        way: Way,
         target: Target,
     ) -> None:
-        self.anchor, self.ways, self.target = anchor, ways, target
+        self.anchor, self.way, self.target = anchor, way, target
         self.copies = dict(zip("kv", _old_rows(kernel), strict=True))
         self.f = gemm.kernel_function(PLACEHOLDER)
         self.lanes = target.lanes
@@ -291,7 +269,6 @@ class _Code:
         row1 = f.min(f.add(row0, w.row_chunk), w.rows)
         scores = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
         sums = f.offset(scores, w.row_sums)
-        self.few = f.cmp("le", w.rows, FEW_ROWS)
         self.long = f.cmp("ge", self.seen.keys, MANY_KEYS)
         alike = f.div(w.heads, w.key_heads)
         # which of how many shares of the old rows is copied: heads of the same keys, and blocks, have one each
@@ -308,7 +285,7 @@ class _Code:
             self.some_rows(softmax, scope, at, panels, (first, last), sinks)
 
         f.loop(row0, row1, w.row_part, [], some_rows)
-        if self.ways.streaming:
+        if self.way.streaming:
             end_streams(f, self.target)
         f.ret()
 
@@ -322,13 +299,13 @@ class _Code:
     def panels_of(self, at: tuple[str, str, str], scratch: str) -> tuple[str, str]:
         """The panels of the keys and values of a head, where they are used."""
         f, w = self.f, self.words
-        if not self.ways.many:
+        if self.way.few:
             return "", ""
         b, _, key_head = at
         k_size, v_size = (
             f.mul(f.and_(f.add(n, WIDTH - 1), -WIDTH), m) for n, m in ((w.keys, w.depth), (w.value_depth, w.keys))
         )
-        if self.ways.own_panels:
+        if self.way.own_panels:
             k_panels = f.offset(scratch, w.panels)
             v_panels = f.gep(k_panels, k_size, "float")
             keys = self.seen.keys
@@ -403,11 +380,11 @@ class _Code:
             along = f.max(f.sub(summed, from_block), 0) if seen.has_start else summed
             self.by_panels(weights, values, w.keys, (result, step), (count, sizes[2], along))
 
-        self.either(few_scores, many_scores)
+        (few_scores if self.way.few else many_scores)()
         look_if(f, self.long)
-        softmax.emit(scope, rows, (from_block, summed if self.ways.many else stop), sinks, w.sinks_l)
+        softmax.emit(scope, rows, (from_block, stop if self.way.few else summed), sinks, w.sinks_l)
         look_if(f, self.long)
-        self.either(few_results, many_results)
+        (few_results if self.way.few else many_results)()
         self.finish(scope, rows, softmax.sums, result, step)
 
     def queries(self, b: str, h: str, first: str, count: str) -> Rows:
@@ -491,7 +468,7 @@ class _Code:
         source, count = rows_of(f, w, "rows", *at, old.source), w.count
         copied0, copied1 = (f.div(f.mul(count, n), share[1]) for n in (share[0], f.add(share[0], 1)))
         streams = None
-        if self.ways.streaming:
+        if self.way.streaming:
             bits = f.or_(f.cast("ptrtoint", target[0], "i64"), f.mul(target[1], 4))
             streams = f.cmp("eq", f.and_(bits, 63), 0)
 
@@ -504,12 +481,6 @@ class _Code:
 
         f.loop(0, count, block[0], [], some)
         return f.min(count, seen[1])
-
-    def either(self, one: Callable[[], None], other: Callable[[], None]) -> None:
-        if self.ways.few and self.ways.many:
-            self.f.if_(self.few, one, other)
-        else:
-            (one if self.ways.few else other)()
 
     def finish(self, scope: Scope, rows: tuple[str, str], sums: str, result: str, step: str) -> None:
         """Divides each row by its sum and stores what the epilogue makes of it."""

@@ -14,7 +14,7 @@ from typing import cast
 
 from rlx.backends.cpu.kernels.attention.old_rows import old_rows
 from rlx.backends.cpu.kernels.attention.stored_rows import in_place
-from rlx.backends.cpu.kernels.attention.strategies import PACK, Attend
+from rlx.backends.cpu.kernels.attention.strategies import Attend
 from rlx.backends.cpu.schedule.base import MIN_CHUNKS
 from rlx.ir.dtype import DTYPES
 from rlx.kernels.expr import Load, loads
@@ -32,7 +32,7 @@ KEYS = AXES[2]
 
 def join(program: Program) -> None:
     """Has attention that may be for few rows make the copies of old keys and values that it alone reads so far."""
-    if not any(isinstance(k.strategy, Attend) and k.strategy.ways.few for k in program.run):
+    if not any(isinstance(k.strategy, Attend) and k.strategy.way.few for k in program.run):
         return
     copies: dict[Buffer, Kernel] = {}  # by what they make: kernels of which nothing was read yet
     streaming = _touched(program) >= LARGE
@@ -41,7 +41,7 @@ def join(program: Program) -> None:
         if any(k.mark is not None or k.extents is not None for k in group):
             copies.clear()  # what a branch has made may not be there after it
         strategy = group[-1].strategy
-        makers = _makers(group[-1], copies) if isinstance(strategy, Attend) and strategy.ways.few else []
+        makers = _makers(group[-1], copies) if isinstance(strategy, Attend) and strategy.way.few else []
         if makers:
             run = [k for k in run if k not in makers]
             group = (_joined(group, makers, streaming),)
@@ -62,7 +62,7 @@ def _groups(kernels: Sequence[Kernel]) -> Iterator[tuple[Kernel, ...]]:
     """The kernels one by one, but attention together with what packs for it."""
     waiting: tuple[Kernel, ...] = ()
     for kernel in kernels:
-        if kernel.strategy is PACK:
+        if isinstance(kernel.anchor, Attention) and kernel.packs:
             waiting = (kernel,)
         else:
             yield (*waiting, kernel)

@@ -11,7 +11,6 @@ from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, name_kernel
 from rlx.backends.cpu.schedule.arguments import Address, Argument, Arguments, KernelCode, Number, Pointer, Product
 from rlx.backends.cpu.schedule.attention import AttentionSchedule
-from rlx.backends.cpu.schedule.base import FEW_ROWS, BySize
 from rlx.backends.cpu.target import Target
 from rlx.ir.shape import Size
 from rlx.kernels.affine import linear_index
@@ -123,8 +122,7 @@ def emit_pack(kernel: Kernel, target: Target) -> KernelCode:
     pack_rows(f, lanes, v, panels(w.v_panels, w.keys, w.value_depth), count, w.value_depth, w.keys)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
-    chunks = BySize(Product((batch, heads)), anchor.q_shape[2], FEW_ROWS, few=False)
-    return KernelCode(symbol, ir, tuple(words), chunks)
+    return KernelCode(symbol, ir, tuple(words), Product((batch, heads)))
 
 
 def pack_columns(f: Function, lanes: int, x: StoredRows, out: str, rows: str, depth: str) -> None:

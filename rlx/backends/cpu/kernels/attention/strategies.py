@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlx.backends.cpu.kernels.attention.attention import Ways, emit
+from rlx.backends.cpu.kernels.alternatives import alternatives, only_where
+from rlx.backends.cpu.kernels.attention.attention import Way, emit
 from rlx.backends.cpu.kernels.attention.grouped_heads import heads_as_rows
 from rlx.backends.cpu.kernels.attention.pack_kv import emit_pack
-from rlx.backends.cpu.kernels.attention.stored_rows import BLOCKS, FLOATS
+from rlx.backends.cpu.kernels.attention.stored_rows import BLOCKS, FLOATS, in_place
+from rlx.backends.cpu.loops.nest import emit_nest
 from rlx.backends.cpu.schedule.arguments import KernelCode
 from rlx.backends.cpu.schedule.attention import AttentionSchedule
 from rlx.backends.cpu.schedule.base import FEW_ROWS
+from rlx.backends.cpu.schedule.choice import Choice, Limit
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step, computed
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.encoding import Encoding
-from rlx.ir.shape import Shape, Size, ceildiv, evaluate
+from rlx.ir.shape import Shape, Size, ceildiv
 from rlx.kernels.affine import Affine
 from rlx.kernels.expr import I64, Cast, Expr, Load, Select, const, guarded, size_expr, substitute_vars
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["ATTENTION", "PACK", "Attend", "accepts_blocks", "accepts_operand", "layout", "unsuited"]
+__all__ = ["ATTENTION", "Attend", "accepts_blocks", "accepts_operand", "layout", "unsuited"]
 
 F32 = DTYPES["f32"]
 WIDTH = AttentionSchedule.WIDTH
@@ -54,10 +57,9 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
 
 
 def _packed(kernel: Kernel) -> list[Kernel]:
-    """The kernel that packs keys and values into panels, and the one that reads those, or for few rows the operands."""
+    """The kernel that packs keys and values into panels, and the one that reads those."""
     anchor = kernel.anchor
     assert isinstance(anchor, Attention)
-    rows = anchor.q_shape[2]
     batch, heads, keys, depth = anchor.k_shape
     value_depth = anchor.v_shape[3]
     b, h, panel, row, lane = out_vars(5)
@@ -67,12 +69,9 @@ def _packed(kernel: Kernel) -> list[Kernel]:
         buffer = Buffer(f"{kernel.stores[0].buffer.name}.{role}", "arena", shape, F32)
         element = substitute_vars(operand, dict(zip((I0, I1, I2, I3), at, strict=True)))
         inside = column < size_expr(size)
-        element, operand = (x if x.dtype is F32 else Cast(x, F32) for x in (element, operand))
-        value = Select(inside, guarded(element, inside), const(0.0, F32))
+        value = Select(inside, guarded(_wide(element), inside), const(0.0, F32))
         packed = Load(buffer, (b, h, const(0, I64), const(0, I64), const(0, I64)), F32)
-        few = size_expr(rows) <= FEW_ROWS
-        chosen = packed if isinstance(rows, int) else Select(few, operand, packed)
-        return chosen, Store(buffer, shape, (b, h, panel, row, lane), value)
+        return packed, Store(buffer, shape, (b, h, panel, row, lane), value)
 
     k_shape = (batch, heads, ceildiv(keys, WIDTH), depth, WIDTH)
     v_shape = (batch, heads, ceildiv(value_depth, WIDTH), keys, WIDTH)
@@ -83,28 +82,32 @@ def _packed(kernel: Kernel) -> list[Kernel]:
     return [pack, kernel.with_anchor(replace(anchor, k=k, v=v))]
 
 
+def _wide(x: Expr) -> Expr:
+    return x if x.dtype is F32 else Cast(x, F32)
+
+
 PACK = Step("attention.pack", emit_pack)
 
 
 class Attend(CpuStrategy):
     """A block of query rows at a time, whose scores over all keys stay in scratch: softmax needs no second pass."""
 
-    ways = Ways(many=True)
+    way = Way()
 
     def past_caches(self) -> Attend:
         """The same, with copies of a cache's rows that are stored past the processor's caches."""
         made = type(self)(f"{self.name}+streaming")
-        made.ways = replace(self.ways, streaming=True)
+        made.way = replace(self.way, streaming=True)
         return made
 
     def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
-        return emit(kernel, self.ways, target)
+        return emit(kernel, self.way, target)
 
 
 class _Decode(Attend):
     """A few query rows: keys and values are read where they lie, each once; packing would cost more than it saves."""
 
-    ways = Ways(few=True)
+    way = Way(few=True)
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         rows = _query_rows(kernel)
@@ -130,7 +133,7 @@ class _Cache(_Decode):
 class _OwnPanels(Attend):
     """All query rows of a head in a chunk, which packs its keys and values for itself: they never leave the cache."""
 
-    ways = Ways(many=True, own_panels=True)
+    way = Way(own_panels=True)
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         anchor = kernel.anchor
@@ -143,10 +146,11 @@ class _OwnPanels(Attend):
         return [kernel.with_anchor(kernel.anchor)]
 
 
-class _DecodeOrPacked(Attend):
-    """Where the number of query rows is known at the run only, that decides: both ways are kept."""
+class _Packed(Attend):
+    """Keys and values are packed into panels once for each batch entry and key head, which all chunks then read."""
 
-    ways = Ways(few=True, many=True)
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        return None if isinstance(_query_rows(kernel), int) else "the number of query rows is known at the run only"
 
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
         return _packed(kernel)
@@ -156,19 +160,51 @@ class _DecodeOrPacked(Attend):
         assert isinstance(anchor, Attention)
         return tuple(e.b if isinstance(e, Select) else e for e in (anchor.k, anchor.v))
 
+
+class _DecodeOrPacked(_Packed):
+    """Where the number of query rows is known at the run only, that decides: both ways are kept.
+
+    Keys and values of the anchor are a choice between the operands and their panels. Where it makes the operands, its
+    stores are the result, the panels, and those of the operands.
+    """
+
+    way = Way(few=True)
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        return None
+
+    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
+        anchor = kernel.anchor
+        assert isinstance(anchor, Attention)
+        pack, packed = super().layout(kernel, setting)
+        few = size_expr(_query_rows(kernel)) <= FEW_ROWS
+        operands = _wide(anchor.k), _wide(anchor.v)
+        k, v = (Select(few, *pair) for pair in zip(operands, self.panels(packed), strict=True))
+        return [only_where(pack, PACK.name, _choice(kernel), 1), kernel.with_anchor(replace(anchor, k=k, v=v))]
+
+    def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
+        anchor = kernel.anchor
+        assert isinstance(anchor, Attention)
+        result, panels, operands = kernel.stores[:1], kernel.stores[1:3], kernel.stores[3:]
+        few = kernel.with_anchor(replace(anchor, k=in_place(anchor.k), v=in_place(anchor.v)))
+        k, v = self.panels(kernel)
+        many = kernel.with_anchor(replace(anchor, k=k, v=v))
+        before = [emit_nest(store, target.lanes) for store in operands]
+        if panels:
+            before.append(emit_pack(replace(few, stores=panels), target))
+        decode = emit(replace(few, stores=(*result, *operands)), self.way, target)
+        packed = emit(replace(many, stores=result), Way(), target)
+        return alternatives(_choice(kernel), decode, [*before, *packed])
+
     def read_at(self, kernel: Kernel, operand: Expr, extents: Mapping[str, int]) -> Expr:
         if not isinstance(operand, Select):
             return operand
-        return operand.a if evaluate(_query_rows(kernel), extents) <= FEW_ROWS else operand.b
+        return (operand.a, operand.b)[_choice(kernel)(extents)]
 
 
-class _Packed(_DecodeOrPacked):
-    """Keys and values are packed into panels once for each batch entry and key head, which all chunks then read."""
-
-    ways = Ways(many=True)
-
-    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
-        return None if isinstance(_query_rows(kernel), int) else "the number of query rows is known at the run only"
+def _choice(kernel: Kernel) -> Choice:
+    """Whether a run has few query rows, or takes the second way."""
+    return Choice(((Limit(_query_rows(kernel), most=FEW_ROWS),),))
 
 
 def _query_rows(kernel: Kernel) -> Size:

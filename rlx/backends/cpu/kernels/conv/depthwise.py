@@ -26,7 +26,7 @@ from rlx.backends.cpu.schedule.arguments import (
 )
 from rlx.backends.cpu.schedule.depthwise import DepthwiseSchedule, InnerColumns
 from rlx.backends.cpu.strategy import Setting
-from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.target import Rates, Target
 from rlx.kernels.expr import Apply, Cast, Expr, Load, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.prepared import is_static
@@ -119,12 +119,13 @@ def _lanes(channels: int, target: Target) -> int:
 
 
 def image_words(
-    record: type[PlaneArguments], anchor: Conv, geo: Geometry, lanes: int, **more: Argument
+    record: type[PlaneArguments], anchor: Conv, geo: Geometry, lanes: int, rates: Rates, **more: Argument
 ) -> tuple[list[Argument], Part]:
     """The arguments, of which `more` are a kernel's own, and the number of chunks; `lanes`: channels at once."""
     assert isinstance(anchor.x, Load)
     kernel_h, kernel_w = cast(tuple[int, int], geo.kernel)
-    cut = once(DepthwiseSchedule((geo.batch, geo.groups, geo.out_height, geo.out_width), kernel_h * kernel_w, lanes))
+    sizes = (geo.batch, geo.groups, geo.out_height, geo.out_width)
+    cut = once(DepthwiseSchedule(sizes, kernel_h * kernel_w, lanes, rates))
     x = Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize)
     words = plane_words(record, anchor, geo, cut, x=x, x_n=geo.x_n, x_h=geo.x_h, x_w=geo.x_w, **more)
     return words, Part(cut, "chunks")
@@ -175,7 +176,7 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     assert isinstance(anchor, Conv)
     geo, epilogue = geometry(kernel), conv_epilogue(kernel, anchor.x.dtype)
     lanes = target.lanes
-    words, chunks = image_words(PlaneArguments, anchor, geo, lanes)
+    words, chunks = image_words(PlaneArguments, anchor, geo, lanes, target.rates)
     table = ArgumentTable(words)
     f = kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, lanes)

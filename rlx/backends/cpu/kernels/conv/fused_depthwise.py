@@ -180,11 +180,11 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     together = _rows_together(taps, geo.strides)
     ring = 1 << ((together - 1) * geo.strides[0] + reach - 1).bit_length()
     sizes = (geo.batch, geo.groups, geo.height, geo.width, geo.out_height, geo.out_width)
-    windows = implicit_gemm.cut_of(before, WIDTH, in_place=True) if _reads_planes(before) else None
+    windows = implicit_gemm.cut_of(before, WIDTH, target.rates, in_place=True) if _reads_planes(before) else None
     tile = tile_of(F32, target)
     panels = tile.panels if tile.lanes == WIDTH else 1
     window = (taps[0] * taps[1], reach, geo.strides[0])
-    cut = once(FusedDepthwiseSchedule(sizes, geometry(before).depth, *window, ring, panels, windows))
+    cut = once(FusedDepthwiseSchedule(sizes, geometry(before).depth, *window, ring, panels, target.rates, windows))
     words = _words(anchor, geo, before, cut)
     if windows is not None:
         words += implicit_gemm.words_of(before, once(windows), 0, 0, 0, target)

@@ -51,7 +51,7 @@ from rlx.backends.cpu.schedule.arguments import (
 from rlx.backends.cpu.schedule.conv import DirectParts, ImplicitGemmSchedule
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.backends.cpu.strategy import Setting
-from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.target import Rates, Target
 from rlx.ir.shape import Size, size_product
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Load
@@ -152,7 +152,9 @@ def _in_image(kernel: Kernel, geo: Geometry) -> bool:
     return geo.no_pads and geo.groups == 1 and not planes_of(kernel)
 
 
-def cut_of(kernel: Kernel, width: int, *, in_place: bool, sizes: Geometry | None = None) -> ImplicitGemmSchedule:
+def cut_of(
+    kernel: Kernel, width: int, rates: Rates, *, in_place: bool, sizes: Geometry | None = None
+) -> ImplicitGemmSchedule:
     """How it is split where a block of sums takes `width` columns; `in_place`: that needs no room."""
     anchor, geo = kernel.anchor, sizes or geometry(kernel)
     assert isinstance(anchor, Conv)
@@ -161,7 +163,7 @@ def cut_of(kernel: Kernel, width: int, *, in_place: bool, sizes: Geometry | None
     windows, groups = (geo.kernel, geo.strides, geo.dilations[0]), (geo.groups, 1)
     if anchor.groups > 1:
         groups = (geo.groups, geo.dilations[1])
-    return ImplicitGemmSchedule(shape, *windows, anchor.x.dtype.itemsize, width, in_image, in_place, *groups)
+    return ImplicitGemmSchedule(shape, *windows, anchor.x.dtype.itemsize, width, in_image, in_place, rates, *groups)
 
 
 def words_of(
@@ -220,7 +222,7 @@ def begin(
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     geo, epilogue = sizes or geometry(kernel), conv_epilogue(kernel, anchor.x.dtype)
-    cut = once(cut_of(kernel, width, in_place=in_place, sizes=geo))
+    cut = once(cut_of(kernel, width, target.rates, in_place=in_place, sizes=geo))
     words = words_of(kernel, cut, block, epilogue.out, epilogue.out_step, target, geo)
     table = ArgumentTable(words)
     f = gemm.kernel_function(PLACEHOLDER)

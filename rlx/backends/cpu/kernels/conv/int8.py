@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from rlx.backends.cpu.gemm import int8, requantise
 from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.gemm.chunk import chunk_of
-from rlx.backends.cpu.gemm.panels import int8 as int8_panels
+from rlx.backends.cpu.gemm import requantise
+from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
+from rlx.backends.cpu.gemm.panels.int8 import int8_tile
+from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.kernels.conv import im2col, int8_depthwise
-from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
+from rlx.backends.cpu.kernels.conv.geometry import ConvArguments, Geometry, PixelChunk, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, scaled
-from rlx.backends.cpu.llvm.builder import Function, Module
+from rlx.backends.cpu.llvm.builder import Module
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
     Address,
@@ -47,7 +48,7 @@ from rlx.kernels.loops.analysis import linear_load
 from rlx.kernels.lowering import Contract, Conv, out_vars
 from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Store
-from rlx.records import dataclass, replace
+from rlx.records import replace
 
 __all__ = [
     "MOST_PLANES", "Int8", "as_convolution", "from_planes", "spare_bytes", "unsuited", "unsuited_product",
@@ -58,29 +59,12 @@ MOST_PLANES = 4  # of an image that is read plane by plane
 FEW_ROWS = 32  # of a window, of all channels
 
 
-class Int8Arguments(Arguments):
-    """The arguments of a product, before those of `windows`; strides are in bytes."""
+class Int8Arguments(ConvArguments):
+    """Those of a product of bytes; `depth` is whole steps of k."""
 
-    x: Address
-    a_step: Number  # from window to window, in the image or in scratch
-    weights: Address
-    channels: Number  # of a group
-    outputs: Number  # of a group
-    octets: Number  # of k
-    groups: Number
-    pixels: Number
-    pixel_chunk: Number
-    panel_chunk: Number
-    out: Address
-    out_step: Number  # from pixel to pixel
-    scratch: Address
-    scratch_stride: Number
-    sums: Number  # where a block of sums starts in scratch
-    part: Number  # pixels that are computed from windows to results before the next ones
-    spare: Number  # of the further fours of a panel
-    places: Number
-    block: Address  # routines
-    windows: Address
+    spare: Number  # bytes of the further fours of a panel
+    places: Number  # bytes that their places take of these
+    all_panels: Number  # of all groups
 
 
 class PackArguments(Arguments):
@@ -293,25 +277,27 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.x, Load)
+    assert isinstance(anchor.w, Load)
     geo, epilogue = geometry(kernel), conv_epilogue(kernel, I32)
     signed = anchor.x.dtype.name == "i8"
     in_image = None if from_planes(anchor) else _in_image(geo)
     direct = epilogue.row_step is not None and epilogue.columns_together
     fused = requantise.found(kernel) if direct else None
     clamped = fused is not None and fused.clamped
-    tile = int8_panels.Tile(
-        signed, "i32" if fused is None else store.buffer.dtype.name, clamped, int8_panels.instructions(target)
-    )
+    by, stores = int8_panels.instructions(target), "i32" if fused is None else store.buffer.dtype.name
+    narrow = anchor.w.source.shape[2] == int8_panels.panel_bytes(geo.depth, True, target)
+    rest = int8_panels.further(narrow, target) > 0
+    tile = int8_tile(target, by, signed=signed, stores=stores, clamped=clamped, rest=rest)
     direct = direct and (fused is not None or epilogue.plain)
 
     deep = ceildiv(geo.depth, int8_panels.DEPTH) * int8_panels.DEPTH
     cut = once(
         Int8Schedule(
-            geo.outputs, deep, geo.pixels, geo.groups, tile.by.rows, int8_panels.WIDTH, in_image, direct, *tile.by.times
+            geo.outputs, deep, geo.pixels, geo.groups, by.rows, int8_panels.WIDTH, in_image, direct, target.rates
         )
     )
     step = epilogue.row_step if direct and epilogue.row_step is not None else 0
-    table = ArgumentTable(_product_words(anchor, geo, tile, cut, epilogue.out, step * tile.item, target))
+    table = ArgumentTable(_product_words(anchor, geo, tile, cut, epilogue.out, step, target))
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)
     if not direct:
@@ -319,37 +305,29 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     w = Int8Arguments.loaded(f)
 
     top = Scope(1, None, {})
-    finishing = f.alloca("i64", len(int8_panels.FinishArguments.names()))
+    ends = f.alloca("i64", len(int8_panels.EndArguments.names()))
     if fused is not None:
-        requantise.store_finishing(emitter, fused, top, finishing, store.buffer.dtype)
+        requantise.store_finishing(emitter, fused, top, ends, store.buffer.dtype)
     shift = requantise.number(emitter, anchor.zero, top)
     fill = f.cast("trunc", shift, "i8")
     if signed:
         shift = f.add(shift, 128, "i64")
-    chunk = _Chunk.begin(f, w)
+    chunk = PixelChunk(f, w, tile, even_panels=False)
+    panel = chunk.number_of(chunk.n0)
+    behind = f.offset(w.weights, f.add(f.mul(w.all_panels, chunk.stride), f.mul(panel, w.spare)))
+    begin = {"point": shift, "more": behind, "spare": w.spare, "places": w.places}
+    begin["column"] = f.mul(panel, 4 * int8_panels.WIDTH)
+    for name, value in begin.items():
+        f.store(value, int8_panels.EndArguments.place(f, name, ends))
+    weights = f.offset(chunk.panel_at(chunk.n0), int8_panels.HEAD)
 
-    def some_pixels(q0: str, _: list[str]) -> None:
-        q1 = f.min(f.add(q0, w.part), chunk.p1)
-        a_step = w.a_step
-        if in_image is None:
-            words = Int8Arguments.behind(f)
-            f.call(w.windows, [chunk.x, chunk.own, words, q0, q1, a_step, ("i8", fill)])
-            a = chunk.own
-        else:
-            a = f.offset(chunk.x, f.mul(q0, a_step))
-        if direct:
-            c_step = w.out_step
-            c = f.offset(w.out, f.add(f.mul(q0, c_step), f.mul(chunk.first, tile.item)))
-        else:
-            c_step, c = f.mul(chunk.columns, 4), f.offset(chunk.own, w.sums)
-        weights = (chunk.weights, chunk.more, w.spare)
-        sizes = (f.sub(q1, q0), chunk.count, w.octets)
-        finish_with = (w.places, shift, finishing, f.mul(chunk.panel, 4 * int8_panels.WIDTH))
-        f.call(w.block, [a, a_step, *weights, c, c_step, *sizes, *finish_with])
+    def of_part(a: str, q0: str, q1: str) -> None:
+        c, step = chunk.place(direct, q0, chunk.first)
+        chunk.block(a, weights, (c, step), f.sub(q1, q0), chunk.count, ends)
         if not direct:
-            epilogue.block(emitter, (q0, q1), (chunk.first, f.add(chunk.first, chunk.count)), c, chunk.columns)
+            epilogue.block(emitter, (q0, q1), (chunk.first, f.add(chunk.first, chunk.count)), c, step)
 
-    f.loop(chunk.p0, chunk.p1, w.part, [], some_pixels)
+    chunk.parts(in_image is not None, of_part, [("i8", fill)])
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     scratch = part(cut, "scratch")
@@ -359,23 +337,23 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
 def _product_words(
     anchor: Conv,
     geo: Geometry,
-    tile: int8_panels.Tile,
+    tile: Tile,
     cut: Callable[[Extents], ConvParts],
     out: Pointer,
     out_step: Size,
     target: Target,
 ) -> list[Argument]:
-    """The words of `Int8Arguments` and of `windows`; `out_step`: bytes from pixel to pixel where sums end there."""
+    """The words of `Int8Arguments` and of `windows`; `out_step` is from pixel to pixel, of results stored in place."""
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     weights, planes = anchor.w.source, from_planes(anchor)
     narrow = weights.shape[2] == int8_panels.panel_bytes(geo.depth, True, target)
+    depth = ceildiv(geo.depth, int8_panels.DEPTH) * int8_panels.DEPTH
     words = Int8Arguments.given(
-        **geo.sizes(Int8Arguments),
+        **geo.sizes(Int8Arguments) | {"depth": depth},
         x=Pointer(anchor.x.source, geo.x.constant),
         a_step=part(cut, "a_step"),
         weights=Pointer(weights),
-        octets=ceildiv(geo.depth, int8_panels.DEPTH),
         pixel_chunk=part(cut, "pixel_chunk"),
         panel_chunk=part(cut, "panel_chunk"),
         out=out,
@@ -383,44 +361,16 @@ def _product_words(
         scratch=Scratch(),
         scratch_stride=ScratchStride(),
         sums=part(cut, "sums"),
+        copy=-1,
+        steps=depth,
         part=part(cut, "part"),
+        all_panels=geo.groups * ceildiv(geo.outputs, int8_panels.WIDTH),
         spare=int8_panels.spare_bytes(geo.depth, narrow, target),
         places=int8_panels.places_bytes(geo.depth, narrow, target),
-        block=int8.block_routine(tile),
+        block=gemm.block_routine(tile),
         windows=im2col.planar_routine(*_static(anchor)) if planes else im2col.byte_routine(),
     )
     return words + (im2col.planar_words(geo, geo.x.coefs.get(out_vars(2)[1], 0)) if planes else im2col.words(geo))
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """A chunk's values in the code: pixels `p0` to `p1`, `count` outputs from `first` on, where their weights lie."""
-
-    p0: str
-    p1: str
-    columns: str  # outputs of a chunk but the last
-    first: str
-    count: str
-    panel: str  # the first, counted through all groups
-    x: str  # the image from the group's first channel on
-    own: str  # this worker's scratch
-    weights: str
-    more: str  # the panels' further fours
-
-    @staticmethod
-    def begin(f: Function, w: Int8Arguments) -> _Chunk:
-        width = int8_panels.WIDTH
-        at = chunk_of(f, w.pixels, w.pixel_chunk, w.outputs, w.panel_chunk, width, groups=w.groups, even_panels=False)
-        own = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
-        x = f.offset(w.x, f.mul(at.matrix, w.channels))
-        first = f.add(f.mul(at.matrix, w.outputs), at.n0)
-        panels = f.div(f.add(w.outputs, width - 1), width)
-        panel = f.add(f.mul(at.matrix, panels), at.panel)
-        panel_step = f.add(f.mul(w.octets, 128), int8_panels.HEAD)
-        behind = f.add(f.mul(f.mul(panels, w.groups), panel_step), f.mul(panel, w.spare))
-        more = f.offset(w.weights, behind)
-        weights = f.offset(w.weights, f.mul(panel, panel_step))
-        return _Chunk(at.r0, at.r1, at.room, first, f.sub(at.n1, at.n0), panel, x, own, weights, more)
 
 
 # ---- strategies

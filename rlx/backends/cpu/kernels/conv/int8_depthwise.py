@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from rlx.backends.cpu.gemm.kernel import kernel_function
-from rlx.backends.cpu.gemm.panels import int8 as int8_panels
+from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
 from rlx.backends.cpu.gemm.requantise import found, number, store_finishing
 from rlx.backends.cpu.kernels.conv import int8_depthwise_pairs, int8_depthwise_vnni
 from rlx.backends.cpu.kernels.conv.depthwise import has_few_taps, image_words
@@ -80,6 +80,7 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
         anchor,
         geo,
         wide if fours else int8_depthwise_pairs.CHANNELS,
+        target.rates,
         sums=Pointer(kernel.operands[0]),
         out=epilogue.out,
         out_step=0 if direct is None or epilogue.row_step is None else epilogue.row_step,

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from rlx.backends.cpu.gemm.epilogue import Epilogue
-from rlx.backends.cpu.gemm.panels.int8 import FinishArguments
+from rlx.backends.cpu.gemm.panels.int8_layout import FinishArguments
 from rlx.backends.cpu.kernels.conv.depthwise import PlaneArguments, chunk_parts
 from rlx.backends.cpu.llvm.builder import Function, void
 from rlx.backends.cpu.loops.emitter import Emitter, Scope

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu.gemm import int8_epilogue
-from rlx.backends.cpu.gemm.panels import int8 as int8_panels
+from rlx.backends.cpu.gemm import int8_ends
+from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
 from rlx.backends.cpu.kernels.conv.int8_depthwise_loops import Body, Pixels
 from rlx.backends.cpu.llvm.builder import Function, vec
 from rlx.ir.dtype import DTYPES
@@ -110,11 +110,11 @@ class Pairs(Body):
             return
         arrays = int8_panels.FinishArguments.loaded(f, "scale", "shift", words=self.finishing)
         scales, shifts = (self.halves(p, c, "float") for p in (arrays.scale, arrays.shift))
-        ends = int8_epilogue.limits(f, self.finishing, self.clamped)
+        ends = int8_ends.limits(f, self.finishing, self.clamped)
         place, step = self.place(pixels, c)
         for both in sums:
-            short = int8_epilogue.rounded(f, both, scales, shifts, ends)
-            f.store(int8_epilogue.packed_in_order(f, self.result, short), place, align=1)
+            short = int8_ends.rounded(f, both, scales, shifts, ends)
+            f.store(int8_ends.packed_in_order(f, self.result, short), place, align=1)
             place = f.offset(place, step)
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu.gemm import int8_epilogue
-from rlx.backends.cpu.gemm.panels import int8 as int8_panels
+from rlx.backends.cpu.gemm import int8_ends
+from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
 from rlx.backends.cpu.kernels.conv.int8_depthwise_loops import Body, Pixels
 from rlx.backends.cpu.llvm.builder import Function, vec
 from rlx.backends.cpu.target import Target
@@ -191,11 +191,11 @@ class Fours(Body):
         if not self.result:
             self.put_plain(c, size, pixels, totals)
             return
-        limits = int8_epilogue.limits(f, self.finishing, self.clamped, size // 2)
-        finish = int8_epilogue.Finish(numbers(1), numbers(2), limits)
+        limits = int8_ends.limits(f, self.finishing, self.clamped, size // 2)
+        finish = int8_ends.Finish(numbers(1), numbers(2), limits)
         target, step = self.place(pixels, c)
         for total in totals:
-            f.store(f.cast("bitcast", int8_epilogue.quantised(f, self.result, total, finish), ty), target, align=1)
+            f.store(f.cast("bitcast", int8_ends.quantised(f, self.result, total, finish), ty), target, align=1)
             target = f.offset(target, step)
 
     def put_plain(self, c: str, size: int, pixels: Pixels, totals: list[list[str]]) -> None:

@@ -10,22 +10,18 @@ from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.accumulators import Matrix
-from rlx.backends.cpu.gemm.chunk import chunk_of
 from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.gemm.tile import Tile, tile_of
 from rlx.backends.cpu.kernels.conv import im2col, register_tiles
-from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
+from rlx.backends.cpu.kernels.conv.geometry import ConvArguments, Geometry, PixelChunk, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few
 from rlx.backends.cpu.llvm.builder import Module, size_of
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
-    Address,
     Argument,
-    Arguments,
     ArgumentTable,
     Extents,
     KernelCode,
-    Number,
     Part,
     Pointer,
     Routine,
@@ -46,31 +42,6 @@ from rlx.records import replace
 __all__ = ["Im2col", "InImage", "gathers_for_tiles", "in_image", "last_columns"]
 
 MANY = 1 << 20  # stands for the pixels of an image, and for a size that is not known
-
-
-class ConvArguments(Arguments):
-    """The arguments of a product, before those of `windows`; strides are in elements."""
-
-    x: Address
-    a_step: Number  # from window to window, in the image or in scratch
-    weights: Address
-    channels: Number  # of a group
-    outputs: Number  # of a group
-    depth: Number
-    groups: Number
-    pixels: Number
-    pixel_chunk: Number
-    panel_chunk: Number
-    out: Address
-    out_step: Number  # from pixel to pixel
-    scratch: Address
-    scratch_stride: Number  # bytes
-    sums: Number  # where a block of sums starts in scratch, in bytes
-    copy: Number  # where a copy of a block of A starts in scratch, in bytes; negative: it is read in place
-    steps: Number  # of k in a block, at most; 0: by tiles, which use the room for a copy
-    part: Number  # pixels
-    block: Address  # routines
-    windows: Address
 
 
 def gathers_for_tiles(kernel: Kernel, target: Target) -> bool:
@@ -131,6 +102,7 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
             tile.rows,
             from_window,
             epilogue.in_place,
+            target.rates,
             target.multiplies_by_tiles(dtype.name) and not few,
         )
     )
@@ -142,21 +114,11 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
     epilogue.prepare(emitter)
     ty, width = tile.scalar, tile.width
     w = ConvArguments.loaded(f)
-    outputs, depth, pixels = w.outputs, w.depth, w.pixels
-    chunk = chunk_of(f, pixels, w.pixel_chunk, outputs, w.panel_chunk, width, groups=w.groups)
-    columns, group, p0, p1, n0, n1 = chunk.room, chunk.matrix, chunk.r0, chunk.r1, chunk.n0, chunk.n1
-    own = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
-    x = f.gep(w.x, f.mul(group, w.channels), ty)
-    first = f.add(f.mul(group, outputs), n0)  # of the output channels
-    count = f.sub(n1, n0)
+    depth = w.depth
+    chunk = PixelChunk(f, w, tile)
+    first, count = chunk.first, chunk.count
 
-    def some_pixels(q0: str, _: list[str]) -> None:
-        q1 = f.min(f.add(q0, w.part), p1)
-        if from_window is None:
-            f.call(w.windows, [x, own, ConvArguments.behind(f), q0, q1, w.a_step])
-            a = own
-        else:
-            a = f.gep(x, f.mul(q0, w.a_step), ty)
+    def of_part(a: str, q0: str, q1: str) -> None:
         rows = f.sub(q1, q0)
         if not in_registers:
             sums_of(a, (q0, q1), "0")
@@ -171,10 +133,10 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
         done = f.add(whole, narrow)
         middle = f.select(f.cmp("gt", done, 0), f.add(q0, even), q1)
         matrix, block = Matrix.of(f, tile, a, w.a_step, depth), (q0, middle)
-        weights = (panel_at(n0), depth)
+        weights = (chunk.panel_at(chunk.n0), depth)
         register_tiles.emit_tiles(emitter, epilogue, tile, matrix, tile.rows, weights, block, first, whole)
         if last:
-            one, weights = replace(tile, panels=-(-last // width)), (panel_at(f.add(n0, whole)), depth)
+            one, weights = replace(tile, panels=-(-last // width)), (chunk.panel_at(f.add(chunk.n0, whole)), depth)
             at = f.add(first, whole)
             register_tiles.emit_tiles(emitter, epilogue, one, matrix, tile.rows, weights, block, at, narrow, last=last)
 
@@ -189,30 +151,20 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
 
         f.loop(0, 2, 1, [], rest)
 
-    def panel_at(column: str) -> str:
-        panels = f.div(f.add(outputs, width - 1), width)
-        panel = f.add(f.mul(group, panels), f.div(column, width))
-        return f.gep(w.weights, f.mul(panel, f.mul(depth, width)), ty)
-
     def sums_of(a: str, pixels: tuple[str, str], done: str) -> None:
         """The results in the columns from `done`, by a block of sums in memory."""
         start, left = f.add(first, done), f.sub(count, done)
         q0, q1 = pixels
         rows = f.sub(q1, q0)
-        c, step = epilogue.place(f, (w.out, w.out_step), q0, start, (f.offset(own, w.sums), columns))
+        c, step = chunk.place(epilogue.in_place, q0, start)
         if few:
             at = f.gep(w.weights, f.mul(start, depth), ty)
             f.call(w.block, [a, w.a_step, at, c, step, rows, depth, left])
         else:
-            at = panel_at(f.add(n0, done))
-            copy = f.select(f.cmp("ge", w.copy, 0), f.offset(own, w.copy), "null", "ptr")
-            f.call(
-                w.block,
-                [a, w.a_step, at, f.mul(depth, width), c, step, rows, left, depth, w.steps, copy],
-            )
+            chunk.block(a, chunk.panel_at(f.add(chunk.n0, done)), (c, step), rows, left)
         epilogue.block(emitter, (q0, q1), (start, f.add(start, left)), c, step)
 
-    f.loop(p0, p1, w.part, [], some_pixels)
+    chunk.parts(from_window is not None, of_part)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     scratch = part(cut, "scratch")

@@ -21,6 +21,7 @@ from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.chunk import chunk_of
 from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.gemm.tile import Tile, tile_of
+from rlx.backends.cpu.kernels.alternatives import alternatives
 from rlx.backends.cpu.kernels.conv.geometry import conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, with_weights
 from rlx.backends.cpu.kernels.conv.winograd_forms import F4X4, FORMS, WEIGHTS, Form, Matrix, combine, transforms, window
@@ -42,7 +43,7 @@ from rlx.backends.cpu.schedule.arguments import (
     once,
     part,
 )
-from rlx.backends.cpu.schedule.base import BySize
+from rlx.backends.cpu.schedule.choice import Choice, Limit
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.backends.cpu.schedule.winograd import WinogradParts, WinogradSchedule
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
@@ -191,7 +192,7 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     geo, epilogue = geometry(kernel), conv_epilogue(kernel, anchor.x.dtype)
     tile = tile_of(anchor.x.dtype, target)
     sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
-    cut = once(WinogradSchedule(form.m, form.n, sizes, epilogue.in_place))
+    cut = once(WinogradSchedule(form.m, form.n, sizes, epilogue.in_place, target.rates))
     table = ArgumentTable(_words(kernel, cut, tile, epilogue))
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, tile.lanes)
@@ -518,8 +519,8 @@ class OrSums(Winograd):
     def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
         most, pixels = few_pixels(self.winograd.name, target), geometry(kernel).pixels
         (packed,) = kernel.operands
-        ways = ((self.sums.emit(with_weights(kernel, packed), target), True), (super().emit(kernel, target), False))
-        return [replace(code, chunks=BySize(code.chunks, pixels, most, few)) for (code,), few in ways]
+        choice = Choice(((Limit(pixels, most=most),),))
+        return alternatives(choice, self.sums.emit(with_weights(kernel, packed), target), super().emit(kernel, target))
 
 
 def form_of(kernel: Kernel) -> Form:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.chunk import batch_indices, dot
 from rlx.backends.cpu.gemm.epilogue import epilogue_of
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.gemm.tile import tile_of
@@ -29,13 +30,13 @@ from rlx.backends.cpu.schedule.arguments import (
 from rlx.backends.cpu.schedule.matmul import MatmulSchedule, ProductParts
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.backends.cpu.target import Target
-from rlx.ir.shape import Shape, Size, size_product
+from rlx.ir.shape import size_product
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Expr, Load
 from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.program import Kernel, Store
 
-__all__ = ["Product", "batch_indices", "dot"]
+__all__ = ["Product"]
 
 
 # ---- code
@@ -48,7 +49,7 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
     assert isinstance(anchor.a, Load)
     assert isinstance(anchor.b, Load)
     store = kernel.stores[0]
-    dtype = anchor.a.dtype
+    dtype = format.sums(anchor.a.dtype)
     tile = tile_of(dtype, target, format=format.of(anchor.b.dtype))
     vars = out_vars(len(store.extents))
     batch, row, column = vars[:-2], vars[-2], vars[-1]
@@ -60,7 +61,7 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
     count = size_product(store.extents[:-2])
 
     tiles = target.multiplies_by_tiles(dtype.name) and format.by_tiles
-    product = MatmulSchedule(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles)
+    product = MatmulSchedule(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, target.rates, tiles)
     cut = once(format.schedule(product, target))
     table = ArgumentTable(_arguments(store, anchor, cut, gemm.block_routine(tile)))
     sites: list[str] = []
@@ -119,24 +120,6 @@ def _arguments(
         steps=part(cut, "steps"),
         block=block,
     )
-
-
-def batch_indices(f: Function, table: ArgumentTable, number: str, extents: Shape) -> list[str]:
-    """The index along each batch axis of matrix `number`."""
-    out: list[str] = []
-    for size in reversed(extents[1:]):
-        extent = table.load(f, size)
-        out.insert(0, f.binary("urem", number, extent, "i64"))
-        number = f.binary("udiv", number, extent, "i64")
-    return [number, *out] if extents else []
-
-
-def dot(f: Function, table: ArgumentTable, at: list[str], strides: list[Size]) -> str:
-    total = "0"
-    for i, stride in zip(at, strides, strict=True):
-        if stride != 0:
-            total = f.add(total, f.mul(i, table.load(f, stride), "i64"), "i64")
-    return total
 
 
 # ---- strategies

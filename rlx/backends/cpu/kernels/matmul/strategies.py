@@ -6,28 +6,32 @@ from rlx.backends.cpu.gemm.panels.blocks import ENCODED
 from rlx.backends.cpu.gemm.panels.bytes import BYTES
 from rlx.backends.cpu.gemm.panels.f28 import F28_PANELS
 from rlx.backends.cpu.gemm.panels.narrow import NARROW
+from rlx.backends.cpu.gemm.panels.operands import DEPTH
 from rlx.backends.cpu.gemm.panels.pairs import PAIRS
 from rlx.backends.cpu.gemm.panels.plain import PLAIN
+from rlx.backends.cpu.gemm.panels.q8 import Q8_FORMATS
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
 from rlx.backends.cpu.kernels.conv import strategies as conv
 from rlx.backends.cpu.kernels.matmul.product import Product
 from rlx.backends.cpu.kernels.matmul.thin import Thin
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, computed
 from rlx.backends.cpu.target import Target
+from rlx.ir.casting import rounded_q8_element
 from rlx.ir.dtype import DTYPES, DType
 from rlx.kernels.affine import Affine
 from rlx.kernels.expr import I64, Expr, Var, const, substitute_vars, walk
-from rlx.kernels.lowering import Contract, out_vars
+from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Kernel, Store
 from rlx.records import replace
 
-__all__ = ["INT8", "MATMUL", "accepts_operand", "layout", "unsuited"]
+__all__ = ["INT8", "MATMUL", "Q8", "accepts_operand", "layout", "unsuited"]
 
 I8, I16, I32 = DTYPES["i8"], DTYPES["i16"], DTYPES["i32"]
 
 
 INT8 = int8_conv.Int8("matmul.int8")  # computed as a convolution of one pixel
 PANELS = Product("matmul.panels", PLAIN)
+Q8: tuple[CpuStrategy, ...] = tuple(Product(f"matmul.q8+{format.code.name}", format) for format in Q8_FORMATS)
 # The first that does not refuse a product of others than bytes computes it.
 MATMUL: tuple[CpuStrategy, ...] = (
     Thin("matmul.thin", PANELS),
@@ -63,7 +67,18 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     if kernel.anchor.a.dtype.bits == 8:
         return conv.layout(int8_conv.as_convolution(kernel), setting, (INT8,))
     kernel = _rows_together(kernel, kernel.anchor)
+    assert isinstance(kernel.anchor, Contract)
+    if kernel.anchor.activations:
+        if any(strategy.refuses(kernel, setting) is None for strategy in Q8):
+            return computed(kernel, Q8, setting)
+        kernel = _rounded(kernel, kernel.anchor)
     return computed(kernel, MATMUL, setting)
+
+
+def _rounded(kernel: Kernel, anchor: Contract) -> Kernel:
+    """The product of activations that loops round to 8 bits, as they are copied."""
+    made = rounded_q8_element(Lowering(()), lambda at: substitute_vars(anchor.a, {DEPTH: at}), anchor.k, DEPTH)
+    return kernel.with_anchor(replace(anchor, a=made, activations=""))
 
 
 def _rows_together(kernel: Kernel, anchor: Contract) -> Kernel:

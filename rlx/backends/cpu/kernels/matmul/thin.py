@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlx.backends.cpu.gemm.chunk import batch_indices, dot
 from rlx.backends.cpu.gemm.epilogue import Epilogue, epilogue_of
 from rlx.backends.cpu.gemm.kernel import kernel_function
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in, rows_in_place
-from rlx.backends.cpu.kernels.matmul.product import Product, batch_indices, dot
+from rlx.backends.cpu.kernels.alternatives import alternatives, only_where
+from rlx.backends.cpu.kernels.matmul.product import Product
 from rlx.backends.cpu.kernels.matmul.thin_sums import Types, routine
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Module, vec
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, Scope, name_kernel
-from rlx.backends.cpu.loops.nest import emit_nest
 from rlx.backends.cpu.schedule.arguments import (
     Address,
     Argument,
@@ -33,8 +34,9 @@ from rlx.backends.cpu.schedule.arguments import (
     once,
     part,
 )
-from rlx.backends.cpu.schedule.thin import MOST, NotThin, ThinParts, ThinSchedule, ThinSide, may_be_thin
-from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step
+from rlx.backends.cpu.schedule.choice import Choice
+from rlx.backends.cpu.schedule.thin import MOST, ThinParts, ThinSchedule, may_be_thin, thin_limits
+from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size, size_product
@@ -146,38 +148,22 @@ class Thin(CpuStrategy):
         *before, product = self.by_panels.layout(kernel, setting)
         assert isinstance(product.anchor, Contract)
         assert isinstance(product.anchor.b, Load)
-        side = _side(kernel)
-        packs = [replace(k, strategy=_OtherwiseStep(k, side)) for k in before]
+        choice = _choice(kernel)
+        packs = [only_where(k, "matmul.pack", choice, len(choice.ways)) for k in before]
         return [*copies, *packs, replace(kernel, operands=(product.anchor.b.source,))]
 
     def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
-        side = _side(kernel)
-        made = [_emit(kernel, side, few_rows, target) for few_rows in _sides(kernel)]
+        thin = [_emit(kernel, few_rows, target) for few_rows in _sides(kernel)]
         if not kernel.operands:
-            return made
+            return thin
         (panels,) = kernel.operands
         anchor = kernel.anchor
         assert isinstance(anchor, Contract)
         used = [v for v in out_vars(len(kernel.stores[0].extents))[:-2] if v in set(walk(anchor.b))]
         zero = const(0, I64)
         by_panels = replace(anchor, b=Load(panels, (*used, zero, DEPTH, zero), panels.dtype))
-        (code,) = self.by_panels.emit(replace(kernel, anchor=by_panels, operands=()), target)
-        return [*made, replace(code, chunks=NotThin(side, code.chunks))]
-
-
-class _OtherwiseStep(Step):
-    """What packs panels, where a run takes them."""
-
-    def __init__(self, kernel: Kernel, side: ThinSide) -> None:
-        own = kernel.strategy
-
-        def code(kernel: Kernel, target: Target) -> KernelCode:
-            (made,) = (
-                [emit_nest(store, target.lanes) for store in kernel.stores] if own is None else own.emit(kernel, target)  # type: ignore[attr-defined]
-            )
-            return replace(made, chunks=NotThin(side, made.chunks))
-
-        super().__init__("matmul.pack", code)
+        otherwise = self.by_panels.emit(replace(kernel, anchor=by_panels, operands=()), target)
+        return alternatives(_choice(kernel), *([code] for code in thin), otherwise)
 
 
 def _with_rows(kernel: Kernel) -> tuple[Kernel, list[Kernel]]:
@@ -190,16 +176,17 @@ def _with_rows(kernel: Kernel) -> tuple[Kernel, list[Kernel]]:
     return kernel.with_anchor(replace(anchor, a=a)), copies
 
 
-def _side(kernel: Kernel) -> ThinSide:
-    anchor, sides = kernel.anchor, _sides(kernel)
+def _choice(kernel: Kernel) -> Choice:
+    """Which of the ways `_sides` a run takes; else that by panels."""
+    anchor = kernel.anchor
     assert isinstance(anchor, Contract)
-    return ThinSide(anchor.m, anchor.n, True in sides, False in sides)
+    return Choice(tuple(thin_limits(*_pairs(anchor, few_rows)) for few_rows in _sides(kernel)))
 
 
 # ---- code
 
 
-def _emit(kernel: Kernel, side: ThinSide, few_rows: bool, target: Target) -> KernelCode:
+def _emit(kernel: Kernel, few_rows: bool, target: Target) -> KernelCode:
     """The product with its epilogue, by one of the ways."""
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Contract)
@@ -215,8 +202,8 @@ def _emit(kernel: Kernel, side: ThinSide, few_rows: bool, target: Target) -> Ker
     along = many.step == 1
     types = Types(sums, many.load.dtype, few.load.dtype, target.vector_bytes)
     count = size_product(store.extents[:-2])
-    sizes = (anchor.k, count, sums.itemsize, many.load.dtype.itemsize)
-    cut = once(ThinSchedule(side, few_rows, *sizes, along, not in_place, store.extents))
+    sizes = (*_pairs(anchor, few_rows), anchor.k, count, sums.itemsize, many.load.dtype.itemsize)
+    cut = once(ThinSchedule(*sizes, along, not in_place, store.extents, target.rates))
     block = routine(types, along=along)
     table = ArgumentTable(_arguments(anchor, (few, many), few_rows, (store, c, row) if in_place else None, cut, block))
     f = kernel_function(PLACEHOLDER)

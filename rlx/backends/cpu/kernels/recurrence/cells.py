@@ -125,7 +125,7 @@ def cut_of(s: Shape) -> RecurrenceSchedule:
     """How the work of a recurrence is split."""
     at_once = tile_rows(len(s.stages[0]))
     sizes = s.gates, s.hidden, s.padded, s.groups, at_once, s.op.directions
-    return RecurrenceSchedule(s.steps, s.batch, *sizes, s.op.round_state)
+    return RecurrenceSchedule(s.steps, s.batch, *sizes, s.op.round_state, s.target.rates)
 
 
 def tile_rows(gates: int) -> int:

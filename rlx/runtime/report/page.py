@@ -14,7 +14,7 @@ from rlx.plan.arena import MemoryPlan
 from rlx.plan.render import short_name
 from rlx.runtime.choice import Decision, usual_extents
 from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.rooflines import KernelRow, Rooflines, rooflines
+from rlx.runtime.report.rooflines import KernelRow, Rooflines, rooflines
 from rlx.units import seconds_text
 
 __all__ = ["report_page", "write_report"]

@@ -1,0 +1,394 @@
+"""Products of rounded activations with encoded weights: whole numbers, four at a time, and then their scales.
+
+For each block of 32 steps of k and each result
+
+    total += (sum of u * q over the first group, less zero * (sum of q)) * scale * d      (two groups of 16: their sum)
+    total -= minimum * d * (sum of q)
+
+with u, zero, scale and minimum of the weights (`q8_codes`) and q, d of the row (`q8_rows`). Sums of a group are exact
+in i32, as f32 too, and totals are added up in the order of k. So a row's bits depend on K only. (They overflow where
+the sums of a group times a scale do, or where x * scale * u does without the minimum.)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.accumulators import Accumulators, Matrix
+from rlx.backends.cpu.gemm.panels import blocks, q8_rows
+from rlx.backends.cpu.gemm.panels.format import PanelFormat
+from rlx.backends.cpu.gemm.panels.int8_layout import dot
+from rlx.backends.cpu.gemm.panels.operands import DEPTH, is_whole, rows_in_place
+from rlx.backends.cpu.gemm.panels.q8_codes import BYTES, CODES, COLUMNS, ZERO_POINT, Q8Code, Reader
+from rlx.backends.cpu.gemm.panels.q8_rows import RECORD, SCALE, SUMS
+from rlx.backends.cpu.gemm.tile import OPERANDS, Tile
+from rlx.backends.cpu.llvm.builder import Function, Module, Operand, constant, vec, void, width
+from rlx.backends.cpu.schedule.arguments import Routine
+from rlx.backends.cpu.schedule.matmul import MatmulSchedule
+from rlx.backends.cpu.strategy import Setting
+from rlx.backends.cpu.target import Target
+from rlx.ir.casting import ACTIVATION_BLOCK
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.shape import evaluate
+from rlx.kernels.expr import (
+    I64,
+    Apply,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    const,
+    guarded,
+    size_expr,
+    substitute_vars,
+    walk,
+)
+from rlx.kernels.lowering import Contract, Lowering, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import replace
+
+__all__ = ["Q8_FORMATS"]
+
+F32, U8 = DTYPES["f32"], DTYPES["u8"]
+AHEAD = 6000  # bytes: how far ahead is prefetched, of all panels that are read at a time
+SPEED = 6  # products a second, of those of f32
+PAIR_LIMIT = 128  # numbers up to which two products with activations add up within 16 bits
+
+Stored = Callable[[Expr, Expr, "Expr | int"], Expr]  # a byte of B, by column, block and number within the block
+
+
+class _Fours(PanelFormat):
+    """Fours of numbers without sign, up to `most`, times fours of activations, added up in i32."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def multiply_add(self, f: Function, tile: Tile, a: str, b: str, total: str) -> str:
+        v, lanes, target = tile.vector, tile.lanes, tile.target
+        wide = target.has("avx512vnni") and target.has("avx512vl")
+        if (wide and lanes == 16) or (lanes == 8 and (wide or target.has("avxvnni"))):
+            return dot(f, total, b, a, v)
+        shorts, bytes = vec("i16", 2 * lanes), vec("i8", 4 * lanes)
+        if self.most <= PAIR_LIMIT:
+            name = f"llvm.x86.{'avx512.pmaddubs.w.512' if lanes == 16 else 'avx2.pmadd.ub.sw'}"
+            f.declare(name, shorts, [bytes, bytes])
+            x, y = f.cast("bitcast", a, bytes), f.cast("bitcast", b, bytes)
+            pairs = f.op(f"call {shorts} @{name}({bytes} {y}, {bytes} {x})", shorts)
+            return f.add(total, _pair_sums(f, v, pairs, constant(1, shorts)))
+        x, y = f.cast("bitcast", a, shorts), f.cast("bitcast", b, shorts)
+        total = f.add(total, _pair_sums(f, v, f.ashr(f.shl(x, 8), 8), f.and_(y, 255)))
+        return f.add(total, _pair_sums(f, v, f.ashr(x, 8), f.lshr(y, 8)))
+
+
+def _pair_sums(f: Function, v: str, x: str, y: str) -> str:
+    """Products of pairs of i16, each two added up, as a vector `v` of i32."""
+    shorts = vec("i16", 2 * width(v))
+    name = f"llvm.x86.{'avx512.pmaddw.d.512' if width(v) == COLUMNS else 'avx2.pmadd.wd'}"
+    f.declare(name, v, [shorts, shorts])
+    return f.op(f"call {v} @{name}({shorts} {x}, {shorts} {y})", v)
+
+
+class Q8Format(PanelFormat, ABC):
+    """Activations rounded to 8 bits times whole numbers in blocks along k, as a code reads them."""
+
+    stored = "i8"
+    by_tiles = False
+
+    def __init__(self, code: Q8Code) -> None:
+        self.code, self.name = code, f"q8_{code.name}"
+
+    def refuses(self, kernel: Kernel, anchor: Contract, setting: Setting) -> str | None:
+        if anchor.activations != "q8":
+            return "its activations are not rounded"
+        if self.stored_bytes(kernel, anchor) is None:
+            return f"its second operand is not {self.code.what}"
+        return None if blocks.has_code(setting.target) else "the machine has no code for it"
+
+    @abstractmethod
+    def stored_bytes(self, kernel: Kernel, anchor: Contract) -> Stored | None:
+        """The bytes of B's blocks, if they are the code's."""
+
+    def layout(self, kernel: Kernel) -> list[Kernel]:
+        kernel = self.normal(kernel)
+        anchor = kernel.anchor
+        assert isinstance(anchor, Contract)
+        a, copies = rows_in_place(kernel, anchor, F32)
+        a, rounding = q8_rows.rounded_rows(kernel, replace(anchor, a=a))
+        b, pack = self.packed(kernel, anchor)
+        return [*copies, rounding, pack, kernel.with_anchor(replace(anchor, a=a, b=b))]
+
+    def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
+        """Panels [ceil(N / 16), blocks, bytes of a block of 16 columns], field by field."""
+        stored, code = self.stored_bytes(kernel, anchor), self.code
+        assert stored is not None
+        n, count = evaluate(anchor.n, {}), -(-evaluate(anchor.k, {}) // code.block)
+        shape = (-(-n // COLUMNS), count, COLUMNS * code.nbytes)
+        buffer = Buffer(f"{kernel.stores[0].buffer.name}.panels", "prepared", shape, U8)
+        panel, block, turn, row, lane, j = out_vars(6)
+        column, k, stores = panel * COLUMNS + lane, Lowering(()), []
+        for start, field, in_body in code.places.values():
+            turns = code.turns if in_body else 1
+            rows = field.rows // turns
+
+            def byte(number: Expr | int) -> Expr:
+                return stored(column, block, number)
+
+            element = field.element(k, byte, turn * rows + row, j)
+            if n % COLUMNS:
+                inside = column < size_expr(n)
+                element = Select(inside, guarded(element, inside), const(0, U8))
+            at = (row * COLUMNS + lane) * field.width + j + COLUMNS * (turn * code.turn_bytes + start)
+            extents = (*shape[:2], turns, rows, COLUMNS, field.width)
+            stores.append(Store(buffer, extents, (panel, block, at), element))
+        pack = Kernel("pack b", tuple(stores), nodes=kernel.nodes)
+        return Load(buffer, (const(0, I64),) * 3, U8), pack
+
+    def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
+        rates = replace(product.rates, flops=SPEED * product.rates.flops)
+        return replace(product, pairs=True, step=self.step_bytes(""), rates=rates)
+
+    def sums(self, a: DType) -> DType:
+        return F32
+
+    def step_bytes(self, sums: str) -> int:
+        return self.code.nbytes * COLUMNS // self.code.block
+
+    def panel(self, f: Function, k: str, sums: str) -> str:
+        blocks = f.div(f.add(k, self.code.block - 1), self.code.block)
+        return f.mul(blocks, self.code.nbytes * COLUMNS)
+
+    def block_routine(self, tile: Tile) -> Routine:
+        """Panels one after another, and for each (or two) bands of a few rows, which find them in a cache."""
+        f = Function(f"rlx_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
+        most = 1 if tile.lanes < COLUMNS else 2  # panels at a time
+        whole = f.and_(f.add("%columns", COLUMNS - 1), -most * COLUMNS)
+        single = {rows: _product(tile, self.code, rows, 1) for rows in _heights(tile)}
+        pairs = {rows: _product(tile, self.code, rows, 2) for rows in _heights(tile)} if most > 1 else single
+
+        def one_by_one(first: Operand) -> None:
+            f.loop(first, "%columns", COLUMNS, [], lambda column, _: _bands(f, tile, single, column))
+
+        def many() -> None:
+            f.loop(0, whole, most * COLUMNS, [], lambda column, _: _bands(f, tile, pairs, column))
+            one_by_one(whole)
+
+        # few rows wait for memory, which is read fastest one panel at a time
+        f.if_(f.cmp("le", "%rows", 2), lambda: one_by_one(0), many)
+        f.ret()
+        return Routine(f.name, Module([f]).text())
+
+
+def _heights(tile: Tile) -> list[int]:
+    """Rows of bands."""
+    return [1, 2, 3, 4, 6] if tile.lanes == COLUMNS else [1, 2, 3, 4]
+
+
+def _bands(f: Function, tile: Tile, products: Mapping[int, Function], column: str) -> None:
+    """All rows, a band at a time, times the panels of the products from a column on."""
+    b = f.offset("%b", f.mul(f.div(column, COLUMNS), "%stride"))
+    top = f.gep("%c", column, tile.scalar)
+    heights = list(products)
+
+    def band(state: list[str]) -> list[str]:
+        (row,) = state
+        left = f.sub("%rows", row)
+        # no band is of a single row but for a single row
+        height = f.select(f.cmp("le", left, 4), left, f.select(f.cmp("eq", left, 5), 3, 4, "i64"))
+        if heights[-1] == 6:
+            six = f.or_(f.cmp("eq", left, 6), f.cmp("ge", left, 9))
+            height = f.select(six, 6, height, "i64")
+        a, c = f.gep("%a", f.mul(row, "%lda"), tile.scalar), f.gep(top, f.mul(row, "%ldc"), tile.scalar)
+        given = [a, "%lda", b, "%stride", c, "%ldc", f.sub("%columns", column), "%k"]
+
+        def of_rows(rows: int) -> Callable[[], None]:
+            return lambda: void(f.call(products[rows], given))
+
+        f.switch(height, {rows: of_rows(rows) for rows in heights})
+        return [f.add(row, height)]
+
+    f.while_([("i64", 0)], lambda state: f.cmp("lt", state[0], "%rows"), band)
+
+
+def _product(tile: Tile, code: Q8Code, rows: int, panels: int) -> Function:
+    """So many rows of C and panels over all of K; rows of A are records, strides of panels in bytes."""
+    arguments = [*OPERANDS, ("i64", "n"), ("i64", "k")]
+    f = Function(f"rlx_{tile.name}_{rows}x{panels}", arguments, internal=True, attrs="nounwind noinline")
+    _Columns(f, tile, code, rows, panels).emit()
+    f.ret()
+    return f
+
+
+class _Columns:
+    """The code of some rows and some panels."""
+
+    def __init__(self, f: Function, tile: Tile, code: Q8Code, rows: int, panels: int) -> None:
+        self.f, self.tile, self.code, self.rows, self.panels = f, tile, code, rows, panels
+        self.lanes = tile.lanes
+        self.firsts = range(0, COLUMNS, tile.lanes)
+        self.vectors = panels * len(self.firsts)
+        self.matrix = Matrix.of(f, tile, "%a", "%lda", "%k")
+        self.whole = replace(tile, dtype="i32", format=_Fours(code.most))
+        self.totals = Accumulators(f, tile, rows, self.vectors)
+
+    def emit(self) -> None:
+        f, tile, code = self.f, self.tile, self.code
+        starts = ["%b"]
+        for _ in range(self.panels - 1):
+            starts.append(f.offset(starts[-1], "%stride"))
+        c_rows = [f.gep("%c", f.mul("%ldc", i), tile.scalar) for i in range(self.rows)]
+        thirds = [self.matrix.at(f, tile, i) for i in range(0, self.rows, 3)]
+        rooms = [f.alloca("i8", code.kept * self.lanes) if code.kept else "" for _ in range(self.vectors)]
+        count, turns = len(thirds), code.turns
+
+        # from so many blocks before the end of a panel on, the panels to come are prefetched
+        early = -(-AHEAD // self.panels // (code.nbytes * COLUMNS))
+        beyond = f.mul("%stride", self.panels - 1)
+
+        def one_block(k: str, state: list[str]) -> list[str]:
+            lines, at = state[:count], state[count:]
+            places = [(p, first) for p in at for first in self.firsts]
+            readers = [Reader(f, code, p, first, self.lanes, r) for (p, first), r in zip(places, rooms, strict=True)]
+            for reader in readers:
+                code.begin(reader)
+            last = f.cmp("ge", f.add(k, early * code.block), "%k")
+            ahead = f.add(f.select(last, beyond, 0), early * code.nbytes * COLUMNS)
+
+            def turn(number: Operand, lines: list[str]) -> list[str]:
+                self.fetched = self.fetches([f.offset(p, ahead) for p in at], number)
+                return self.turn(readers, number, lines)
+
+            lines = self.totals.loop(0, turns, 1, lines, turn, runs=True) if turns > 1 else turn(0, lines)
+            return [*lines, *(f.offset(p, code.nbytes * COLUMNS) for p in at)]
+
+        self.totals.loop(0, "%k", code.block, [*thirds, *starts], one_block, runs=True)
+        self.totals.put(c_rows, "%n", None)
+
+    def fetches(self, ahead: list[str], turn: Operand) -> list[list[tuple[str, int]]]:
+        """What is prefetched beside each four of a turn, evenly: the lines of that turn of blocks to come."""
+        f, size = self.f, self.code.nbytes * COLUMNS // self.code.turns
+        ahead = [f.offset(p, f.mul(turn, size)) for p in ahead]
+        lines = [(p, line) for line in range(0, size, 64) for p in ahead]
+        fours = self.code.turn // 4
+        return [lines[i * len(lines) // fours : (i + 1) * len(lines) // fours] for i in range(fours)]
+
+    def turn(self, readers: list[Reader], number: Operand, lines: list[str]) -> list[str]:
+        """Adds a turn of the weights; the rows after it."""
+        f, code, matrix = self.f, self.code, self.matrix
+        lines = [f.opaque(p) for p in lines] if len(lines) > 1 else lines
+        rows = matrix.lines(f, lines, self.rows)
+        parts = code.turn // ACTIVATION_BLOCK
+        for reader in readers:
+            reader.begin_turn(number)
+        for part in range(parts):
+            if part:  # else LLVM would keep vectors of the part before, most of them in memory
+                for reader in readers:
+                    reader.body = f.opaque(reader.body)
+            self.part(readers, part, [f.offset(p, part * RECORD) for p in rows])
+        return [f.offset(p, parts * RECORD) for p in lines]
+
+    def part(self, readers: list[Reader], part: int, records: list[str]) -> None:
+        """Adds 32 steps of k, whose activations are at `records`."""
+        f, code, size = self.f, self.code, self.code.group
+        groups = []
+        for g in range(ACTIVATION_BLOCK // size):
+            sums = Accumulators(f, self.whole, self.rows, self.vectors, self.less_zero(readers, records, g))
+            for r in range(size // 4):
+                number = (part * ACTIVATION_BLOCK + g * size) // 4 + r
+                for p, line in self.fetched[number]:
+                    f.prefetch(f.offset(p, line))
+                fours = [code.four(reader, number) for reader in readers]
+
+                def a(i: int, place: int = g * size + 4 * r) -> str:
+                    return f.splat(f.load("i32", f.offset(records[i], place)), self.lanes)
+
+                sums.add(a, fours.__getitem__, ordered=True)
+            scales = [code.scale(reader, part * (ACTIVATION_BLOCK // size) + g) for reader in readers]
+            groups.append((sums, [scale for scale in scales if scale is not None]))
+        own = [f.splat(f.load("float", f.offset(p, SCALE)), self.lanes) for p in records]
+        self.totals.add_groups(groups, own)
+        for g in range(len(groups) if code.minima else 0):
+            minima = [code.minimum(reader, part * len(groups) + g) for reader in readers]
+            less = [f.mul(d, f.cast("sitofp", self.sum(p, g), "float")) for p, d in zip(records, own, strict=True)]
+            self.totals.add(less.__getitem__, minima.__getitem__)
+
+    def sum(self, record: str, group: int) -> str:
+        """Less the sum of a group of activations, in all lanes."""
+        place = SUMS + 4 * (group if self.code.group == 16 else 2)
+        return self.f.splat(self.f.load("i32", self.f.offset(record, place)), self.lanes)
+
+    def less_zero(self, readers: list[Reader], records: list[str], group: int) -> list[str] | None:
+        """What sums of a group begin with."""
+        if self.code.zeroed:
+            zeros = [self.code.zeros(reader) for reader in readers]
+            return [self.f.mul(z, less) for less in (self.sum(p, group) for p in records) for z in zeros]
+        if not self.code.zero:
+            return None
+        first = []
+        for p in records:
+            value = self.f.shl(self.sum(p, group), self.code.zero.bit_length() - 1)
+            first.extend([value] * self.vectors)
+        return first
+
+
+class Q8Blocks(Q8Format):
+    """Activations rounded to 8 bits times weights in encoded blocks along k, multiplied as whole numbers."""
+
+    def stored_bytes(self, kernel: Kernel, anchor: Contract) -> Stored | None:
+        found = blocks.blocks_of(kernel, anchor)
+        if found is None or found.encoding.name != self.code.name:
+            return None
+
+        def byte(column: Expr, block: Expr, number: Expr | int) -> Expr:
+            return found.byte(column, block, const(number, I64) if isinstance(number, int) else number)
+
+        return byte
+
+
+class Q8Bytes(Q8Format):
+    """Activations rounded to 8 bits times weights of bytes, less a zero point, with a scale by column."""
+
+    def stored_bytes(self, kernel: Kernel, anchor: Contract) -> Stored | None:
+        """Elements 32 * block ... of a column, and as number ZERO_POINT its zero point."""
+        code, k, column_var = self.code, anchor.k, out_vars(len(kernel.stores[0].extents))[-1]
+        read = _bytes_of(anchor.b)
+        if read is None or read[0].dtype.name != code.name[:2] or (read[1] is not None) != code.zeroed:
+            return None
+        data, zero = read
+        free = {x for x in walk(anchor.b) if isinstance(x, Var)}
+        if not (free <= {DEPTH, column_var} and isinstance(k, int) and isinstance(anchor.n, int) and k > 0):
+            return None
+
+        def byte(column: Expr, block: Expr, number: Expr | int) -> Expr:
+            to: dict[Var, Expr] = {column_var: column}
+            if isinstance(number, int):
+                assert number == ZERO_POINT
+                assert zero is not None
+                made = substitute_vars(zero, to)
+            else:
+                depth = block * code.block + number
+                made, inside = substitute_vars(data, {**to, DEPTH: depth}), depth < size_expr(k)
+                if k % code.block:
+                    made = Select(inside, guarded(made, inside), const(0, made.dtype))
+            return made if made.dtype is U8 else Apply("bitcast", (made,), U8)
+
+        return byte
+
+
+def _bytes_of(b: Expr) -> tuple[Expr, Expr | None] | None:
+    """The bytes that are the elements of B, and those that are taken off them; None where it is no whole number."""
+    match b:
+        case Cast(value=data) if is_whole(b):
+            return data, None
+        case Apply(fn="sub", args=(Cast(value=data), Cast(value=zero))) if is_whole(b):
+            return data, zero
+        case Apply(fn="sub", args=(Cast(value=data), Const(value=number))) if is_whole(b):
+            assert isinstance(number, float)
+            return data, const(int(number), data.dtype)
+    return None
+
+
+Q8_FORMATS = (*(Q8Blocks(code) for code in CODES.values()), *(Q8Bytes(code) for code in BYTES.values()))

@@ -1,0 +1,1 @@
+"""The report page of a compiled graph, and the figures on it."""
