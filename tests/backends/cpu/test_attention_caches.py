@@ -182,6 +182,42 @@ def test_the_arena_of_a_run_does_not_depend_on_the_capacity(kv: str, rows: int) 
     assert large.states["k"].spec.bytes == size
 
 
+@pytest.mark.parametrize("kv", ["f32", "q8_0"])
+@pytest.mark.parametrize("device", ["reference", "interp", "cpu"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_ring_gives_what_a_whole_cache_gives(kv: str, device: str, rows: int) -> None:
+    """A window of 6 over a ring of 6 + rows - 1 places, round and round, each sequence at a place of its own."""
+    window, depth, batch = 6, 32, 2
+    room, steps = window + rows - 1, 8
+
+    def build(ring: bool) -> rlx.CompiledGraph:
+        g = Graph("ring" if ring else "whole")
+        q, row = g.input("q", (batch, 4, rows, depth)), g.input("row", (batch, 2, rows, depth))
+        at = g.input("at", (batch,), "i64")
+        cache = g.state("kv", (batch, 2, room if ring else 64, depth), encoding=None if kv == "f32" else kv)
+        new = rlx.dynamic_update_slice(
+            cache, row if kv == "f32" else rlx.encode(row, encoding=kv), at, axis=2, ring=ring
+        )
+        g.update(cache, new)
+        options = {"causal": True, "window": window, "counted": True, "ring": ring}
+        g.output(rlx.attention(q, new, new, at + rows, **options), "y")
+        return rlx.compile(g, device=device if ring else "reference")
+
+    small, whole, rng = build(True), build(False), np.random.default_rng(6)
+    starts = np.array([0, 5])
+    whole.states["kv"].write(rng.standard_normal((batch, 2, 64, depth)).astype(np.float32))
+    held = np.asarray(whole.states["kv"].read())
+    first = np.zeros((batch, 2, room, depth), np.float32)
+    for b, start in enumerate(starts):
+        for p in range(max(start - room, 0), start):
+            first[b, :, p % room] = held[b, :, p]
+    small.states["kv"].write(first)
+    for step in range(steps):
+        given = {n: rng.standard_normal((batch, h, rows, depth)).astype(np.float32) for n, h in (("q", 4), ("row", 2))}
+        given["at"] = starts + step * rows
+        np.testing.assert_allclose(small.run(given)[0], whole.run(given)[0], rtol=2e-5, atol=4e-6)
+
+
 def test_explain_says_what_is_written_of_a_state_in_blocks() -> None:
     text = rlx.compile(decoder("q8_0", 40), device="cpu").explain("plan")
     assert "state    k: f32@q8_0[1, 2, 40, 64], updated in place, 136 B written a run" in text
