@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlx.ir.dtype import DType
+from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Node
 from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine
@@ -28,6 +29,9 @@ class Loops:
         return False
 
     def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
+        return False
+
+    def accepts_blocks(self, anchor: Anchor, role: str, encoding: Encoding) -> bool:
         return False
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from rlx.errors import BusyError, ExecutionError, NameNotFound, OptionError, ShapeError, no_such
 from rlx.forks import restart_in_child
 from rlx.ir.dtype import DType
-from rlx.ir.graph import Array, Graph, Node, Value
+from rlx.ir.encoding import Encoding
+from rlx.ir.graph import Array, Graph, Node, TensorType, Value
 from rlx.ir.shape import Shape
 from rlx.options import CompileOptions
 from rlx.records import dataclass
@@ -58,14 +59,16 @@ class TensorSpec:
     shape: Shape
     dtype: DType
     bytes: int | None
+    encoding: Encoding | None = None
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{', '.join(str(s) for s in self.shape)}]"
+        return f"{self.name}: {TensorType(self.shape, self.dtype, self.encoding)}"
 
 
 def spec_of(value: Value, name: str = "") -> TensorSpec:
     """The spec of a leaf or output of a graph."""
-    return TensorSpec(name or value.name, value.shape, value.dtype, value.type.nbytes())
+    encoding = value.type.encoding if value.kind == "state" else None
+    return TensorSpec(name or value.name, value.shape, value.dtype, value.type.nbytes(), encoding)
 
 
 def by_position(specs: Sequence[TensorSpec], given: Any, what: str) -> Sequence[Any]:
@@ -519,7 +522,7 @@ class Restorer(ABC):
 class CodeGenerator(Backend):
     """A backend that turns kernels into code of its own.
 
-    What fusion asks it, up to `accepts_operand`, is explained in `rlx.kernels.fuse.Target`.
+    What fusion asks it, up to `accepts_blocks`, is explained in `rlx.kernels.fuse.Target`.
     """
 
     @property
@@ -540,6 +543,9 @@ class CodeGenerator(Backend):
 
     @abstractmethod
     def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Any) -> bool: ...
+
+    def accepts_blocks(self, anchor: Anchor, role: str, encoding: Encoding) -> bool:
+        return False
 
     @abstractmethod
     def layout(self, program: Program, packing: str = "fast") -> Program:

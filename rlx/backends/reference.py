@@ -38,16 +38,20 @@ def run_graph(
 ) -> dict[str, Array]:
     """The outputs by name, as fresh arrays.
 
-    A param that is not in `params` has the data it was declared with; encoded ones are given as stored bytes. `states`
-    holds the states by name (missing: their initial value, or zeros) and is updated in place after the run. `trace` is
-    called with each node and its results, those of regions too. Raises `NameNotFound`, `OptionError` (a leaf without
-    value), `ShapeError` and `DTypeError` for what is given, `ExecutionError` for what happens in the run, among it a
-    result that is not of the type its op infers.
+    A param that is not in `params` has the data it was declared with; encoded leaves are given as stored bytes.
+    `states` holds the states by name (missing: their initial value, or zeros) and is updated in place after the run.
+    `trace` is called with each node and its results, those of regions too. Raises `NameNotFound`, `OptionError` (a leaf
+    without value), `ShapeError` and `DTypeError` for what is given, `ExecutionError` for what happens in the run, among
+    it a result that is not of the type its op infers.
     """
     held = {} if states is None else states
     leaves, extents = bind_leaves(graph, inputs, params, held)
     with np.errstate(all="ignore"):
         outputs, updates = _run(graph, leaves, extents, trace)
+    for state in graph.states:
+        encoding = state.type.encoding
+        if encoding is not None and state.name in updates:  # elements that were encoded once: this changes none
+            updates[state.name] = encoding.encode(updates[state.name])
     held.update(updates)
     return outputs
 
@@ -75,7 +79,9 @@ def bind_leaves(
             raise OptionError(f"the {value.kind} {value.name!r} ({value.type}) has no value: give one")
     extents = bind_extents(graph, {v.name: a.shape for v, a in leaves.items() if v.type.encoding is None})
     for state in graph.states:
-        if state not in leaves:
+        if state not in leaves and state.type.encoding is not None:
+            leaves[state] = initial_state(state)
+        elif state not in leaves:
             leaves[state] = np.zeros(_shape(state.type, extents), state.dtype.numpy)
     for value, array in leaves.items():
         if value.type.encoding is not None:

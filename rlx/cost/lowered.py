@@ -8,6 +8,7 @@ from rlx.backends.base import Backend, CodeGenerator
 from rlx.compiler import legal_graph, lower_graph
 from rlx.errors import OptionError, ShapeError, no_such
 from rlx.ir.dtype import DType
+from rlx.ir.encoding import Encoding
 from rlx.ir.extents import check_extent, of_parts
 from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Shape, evaluate
@@ -46,6 +47,9 @@ class AnyTarget:
 
     def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
         return index.is_linear
+
+    def accepts_blocks(self, anchor: Anchor, role: str, encoding: Encoding) -> bool:
+        return True
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,14 @@ from rlx.estimate.memory import PARTS, Axis, MemoryEstimate
 from rlx.importers.gguf import read_gguf_parts
 from rlx.importers.safetensors import SafetensorsFile, read_safetensors, read_safetensors_index
 from rlx.importers.sources import read_file
+from rlx.ir.encoding import Encoding, encoding_named
+from rlx.ir.value import TensorType, stored_as
 from rlx.records import dataclass, replace
 
 __all__ = ["KV_DTYPES", "LanguageModelFile", "Stored", "estimate_language_model", "read_gguf_model", "read_hf_model"]
 
-KV_DTYPES = {  # elements and bytes of a block
-    "f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "f8e4m3": (1, 1), "f8e5m2": (1, 1), "q8_0": (32, 34),
-    "q4_0": (32, 18),
-}  # fmt: skip
-NARROWER = {"q8_0": (32, 34), "q4_0": (32, 18)}  # what weights could be quantised to
+KV_DTYPES = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "q8_0", "q4_0")
+NARROWER = ("q8_0", "q4_0")  # what weights could be quantised to
 _FORECAST = (
     "rlx can't run this kind of file yet: a forecast, of the weights as stored, the KV cache, and the rest by rules"
 )
@@ -42,14 +41,11 @@ class Stored:
     shape: tuple[int, ...]
     nbytes: int
 
-    def quantised(self, block: int, block_bytes: int) -> int:
+    def quantised(self, encoding: Encoding) -> int:
         """Bytes in a block format; as stored where that is smaller, or the tensor is no matrix of whole blocks."""
-        if len(self.shape) < 2 or self.shape[-1] % block:
+        if len(self.shape) < 2 or self.shape[-1] % encoding.block:
             return self.nbytes
-        count = 1
-        for size in self.shape:
-            count *= size
-        return min(self.nbytes, count // block * block_bytes)
+        return min(self.nbytes, encoding.nbytes(self.shape))
 
 
 @dataclass(frozen=True)
@@ -203,15 +199,16 @@ class _Model:
         if self.file.architecture.causal:
             for name in KV_DTYPES:
                 yield f"kv_dtype {name!r}", self.at(replace(shape, kv_dtype=name))
-        for name, block in NARROWER.items():
-            weights = sum(t.quantised(*block) for t in self.file.tensors)
+        for name in NARROWER:
+            weights = sum(t.quantised(encoding_named(name)) for t in self.file.tensors)
             yield f"weights quantised to {name}", replace(self, weights=weights).at(shape)
 
 
 def kv_bytes(elements: int, kv_dtype: str) -> int:
     """Bytes of cache elements; whole blocks."""
-    block, nbytes = KV_DTYPES[kv_dtype]
-    return -(-elements // block) * nbytes
+    dtype, encoding = stored_as(kv_dtype)
+    whole = elements if encoding is None else -(-elements // encoding.block) * encoding.block
+    return TensorType((whole,), dtype, encoding).nbytes() or 0
 
 
 def activation_bound(arch: Architecture, tokens: int, batch: int) -> int:

@@ -18,6 +18,7 @@ from rlx.errors import OptionError, ShapeError
 __all__ = ["Encoding", "encoding_named"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Part = tuple[int, int, Callable[[Any], Any]]
 PART = 1 << 20  # elements that are decoded at a time: more would need several times their memory
 
 
@@ -102,6 +103,19 @@ class Encoding(ABC):
             return blocks[:, at[:1]] if (at == at[0]).all() else blocks[:, at]
 
         return np.asarray(self.of_block(Arrays, byte, np.arange(self.block)[None]))
+
+    def bytes_of_block(self, k: Any, element: Callable[[Any], Any]) -> Sequence[Part]:
+        """The bytes of a block whose elements (f32) are `element(0)` to `element(block - 1)`, as scalar expressions.
+
+        Each part is where it starts, how many bytes it has, and a function that gives byte number n of it (u8). They
+        are those of `encode`. Formats without it (`written` is false) are not made in a run.
+        """
+        raise OptionError(f"encoding {self.name}: no run makes blocks of it")
+
+    @property
+    def written(self) -> bool:
+        """Whether runs can make blocks of it."""
+        return type(self).bytes_of_block is not Encoding.bytes_of_block
 
     @abstractmethod
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:

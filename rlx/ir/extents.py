@@ -153,13 +153,18 @@ def check_guards(graph: Graph, extents: Mapping[str, int]) -> list[Guard]:
 
 
 def initial_state(leaf: Value) -> Array:
-    """The value that a state starts with. Raises `ShapeError` where inputs decide its shape."""
+    """The value that a state starts with, in stored bytes if it is encoded.
+
+    Raises `ShapeError` where inputs decide its shape.
+    """
     if leaf.data is not None:
         return leaf.data
     if any(True for size in leaf.shape for _ in symbols(size)):
         raise ShapeError(
             f"state {leaf.name!r}: its shape {leaf.type} is known once there was a run: write it, or give dims"
         )
+    if leaf.type.encoding is not None:
+        return np.zeros(leaf.type.nbytes() or 0, np.uint8)
     return np.zeros([evaluate(size, {}) for size in leaf.shape], leaf.dtype.numpy)
 
 

@@ -198,9 +198,23 @@ class Graph:
         self.constants.append(const)
         return const
 
-    def state(self, name: str, shape: Sequence[Size], dtype: object = "f32", *, initial: Array | None = None) -> Value:
-        """Declares what lives between runs; `initial` defaults to zeros. Give its new value with `update`."""
-        type = _declared(f"state {name!r}", shape, dtype)
+    def state(
+        self,
+        name: str,
+        shape: Sequence[Size],
+        dtype: object = "f32",
+        *,
+        initial: Array | None = None,
+        encoding: str | Encoding | None = None,
+    ) -> Value:
+        """Declares what lives between runs; `initial` defaults to zeros. Give its new value with `update`.
+
+        `encoding` names a block format of floats that runs can make; `initial` is then the stored bytes (u8), and the
+        new value is made by `dynamic_update_slice` of rows that `encode` has made.
+        """
+        type = _declared(f"state {name!r}", shape, dtype, encoding, by_runs=True)
+        if type.encoding is not None and not type.encoding.written:
+            raise DTypeError(f"state {name!r}: no run makes blocks of {type.encoding.name}: use q8_0 or q4_0")
         _checked_data(f"state {name!r}", initial)
         if initial is not None:
             check_array(f"state {name!r}", initial, type)
@@ -215,7 +229,8 @@ class Graph:
         if state.kind != "state" or state.graph is not self:
             raise OptionError(f"update: {state!r} is not a state of graph {self.name!r}")
         if new.type != state.type:
-            raise ShapeError(f"update of state {state.name!r}: expected {state.type}, got {new.type}")
+            way = "; give dynamic_update_slice rows that encode has made" if state.type.encoding is not None else ""
+            raise ShapeError(f"update of state {state.name!r}: expected {state.type}, got {new.type}{way}")
         if state.name in self.updates:
             raise OptionError(f"state {state.name!r} already has an update")
         self.updates[state.name] = new
@@ -241,7 +256,7 @@ class Graph:
             raise OptionError(f"{op.op_name}: more than {MAX_NESTING} regions within each other")
         try:
             with collect_guards() as guards:
-                types = op.infer_types([v.type.decoded for v in inputs], regions)
+                types = infer_node(op, inputs, regions)
         except RlxError as error:
             if source:
                 error.args = (f"node {source[0]!r}: {error}",)
@@ -339,6 +354,12 @@ class Graph:
         return print_graph(self)
 
 
+def infer_node(op: Operator, inputs: Sequence[Value], regions: Sequence[Graph]) -> tuple[TensorType, ...]:
+    """The types of what a node gives: by those of its elements, or as they are stored where its op asks for that."""
+    stored = getattr(op, "takes_stored", False)
+    return op.infer_types([v.type if stored else v.type.decoded for v in inputs], regions)
+
+
 def _nesting(regions: Sequence[Graph]) -> int:
     """How many of these regions and those in them lie within each other."""
     depth, level = 0, list(regions)
@@ -355,25 +376,28 @@ def _attribute_symbols(attribute: object) -> Iterator[Symbol]:
             yield from _attribute_symbols(item)
 
 
-def _declared(what: str, shape: Sequence[Size], dtype: object, encoding: object = None) -> TensorType:
-    """The type of a leaf; errors name the leaf."""
+def _declared(
+    what: str, shape: Sequence[Size], dtype: object, encoding: object = None, by_runs: bool = False
+) -> TensorType:
+    """The type of a leaf; errors name the leaf. `by_runs`: sizes of an encoded one but the last may be dims."""
     try:
         type = TensorType(shape, dtype, encoding)
         if type.encoding is not None:
-            _check_encoded(type, type.encoding)
+            _check_encoded(type, type.encoding, by_runs)
     except RlxError as error:
         error.args = (f"{what}: {error}",)
         raise
     return type
 
 
-def _check_encoded(type: TensorType, encoding: Encoding) -> None:
+def _check_encoded(type: TensorType, encoding: Encoding, by_runs: bool) -> None:
     if not encoding.native:
         raise DTypeError(f"encoding {encoding.name} is decoded when it is loaded: declare f32")
     if not type.dtype.is_float:
         raise DTypeError(f"encoding {encoding.name} stores floating-point elements, not {type.dtype}")
-    sizes = [size for size in type.shape if isinstance(size, int)]
-    if len(sizes) < type.rank:
+    told = type.shape[-1:] if by_runs else type.shape
+    sizes = [size for size in told if isinstance(size, int)]
+    if len(sizes) < len(told):
         raise ShapeError(f"encoding {encoding.name}: bytes don't tell the sizes of {type}: give ints")
     encoding.nbytes(sizes)
 

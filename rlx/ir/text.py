@@ -336,15 +336,15 @@ class _Parser:
         line, key, name = self.line, *self._id()
         self.expect(":")
         type = self._type()
-        if type.encoding is not None and kind != "param":
-            raise ModelFormatError(f"line {line}: only params can be encoded")
+        if type.encoding is not None and kind not in ("param", "state"):
+            raise ModelFormatError(f"line {line}: only params and states can be encoded")
         match kind:
             case "input":
                 value = graph.input(name, type.shape, type.dtype)
             case "param":
                 value = graph.param(name, type.shape, type.dtype, encoding=type.encoding)
             case "state":
-                value = graph.state(name, type.shape, type.dtype)
+                value = graph.state(name, type.shape, type.dtype, encoding=type.encoding)
             case _:
                 self.expect("=")
                 value = Value(graph, type, "const", name)

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlx.boundary import MARK, bounded
 from rlx.errors import CompileError, OptionError, ShapeError
-from rlx.ir.dtype import DType, dtype_of
+from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.encoding import Encoding, encoding_named
 from rlx.ir.shape import Dim, Shape, Size, bounds, numel, upper
 from rlx.records import dataclass
@@ -18,7 +18,7 @@ from rlx.records import dataclass
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph, Node
 
-__all__ = ["OPEN", "Array", "TensorType", "Value", "const_value", "register_methods"]
+__all__ = ["OPEN", "Array", "TensorType", "Value", "const_value", "register_methods", "stored_as"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_RANK = 64  # axes of a tensor, as in NumPy
@@ -69,6 +69,13 @@ class TensorType:
         for size in known:
             count *= size
         return self.dtype.nbytes(count)
+
+
+def stored_as(name: object) -> tuple[DType, Encoding | None]:
+    """The elements and the encoding that a name stands for: a type ("f16"), or a block format of f32 ("q8_0")."""
+    if isinstance(name, str) and name not in DTYPES:
+        return DTYPES["f32"], encoding_named(name)
+    return dtype_of(name), None
 
 
 def _check_limits(type: TensorType) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rlx.errors import CompileError, RlxError
-from rlx.ir.graph import Graph, Node, Value, check_array
+from rlx.ir.graph import Graph, Node, Value, check_array, infer_node
 from rlx.ir.shape import Size, collect_guards
 
 __all__ = ["verify"]
@@ -55,8 +55,8 @@ def _leaves(graph: Graph) -> set[Value]:
             known.add(value)
             if kind != "const" and not value.name:
                 raise _fail(graph, f"a leaf of kind {kind} has no name")
-            if kind != "param" and value.type.encoding is not None:
-                raise _fail(graph, f"{value!r} is encoded, and only params can be")
+            if kind not in ("param", "state") and value.type.encoding is not None:
+                raise _fail(graph, f"{value!r} is encoded, and only params and states can be")
             if kind == "const" and value.data is None:
                 raise _fail(graph, f"{value!r} has no data")
             if value.data is not None:
@@ -90,7 +90,7 @@ def _check_node(graph: Graph, node: Node, known: set[Value], guarded: set[frozen
             raise _fail(graph, f"node {node.label}: {error}") from error
     try:
         with collect_guards() as guards:
-            types = node.op.infer_types([v.type.decoded for v in node.inputs], node.regions)
+            types = infer_node(node.op, node.inputs, node.regions)
     except RlxError as error:
         raise _fail(graph, f"node {node.label}: {error}") from error
     recorded = tuple(v.type for v in node.outputs)

@@ -6,19 +6,51 @@ arithmetic on u8 like any other.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from rlx.ir.encoding import Encoding
+from rlx.ir.shape import Shape, numel
 from rlx.kernels.affine import row_major
 from rlx.kernels.expr import Apply, Const, Expr, Load, Select, const, loads, walk
-from rlx.kernels.lowering import Lowering
-from rlx.kernels.program import Buffer
+from rlx.kernels.lowering import Lowering, out_vars
+from rlx.kernels.program import Buffer, Store
 
-__all__ = ["bytes_of", "decoded", "element", "encoded_element"]
+__all__ = ["bytes_of", "decoded", "element", "encoded_element", "encoded_stores", "rows_of_bytes"]
 
 
 def bytes_of(buffer: Buffer) -> Buffer:
     """The stored bytes of an encoded buffer, as a view."""
-    shape = (buffer.nbytes({}),)
+    return _bytes(buffer, (numel(buffer.stored_shape),))
+
+
+def rows_of_bytes(buffer: Buffer) -> Buffer:
+    """The same with the axes of the elements: only the last one is of bytes."""
+    return _bytes(buffer, buffer.stored_shape)
+
+
+def _bytes(buffer: Buffer, shape: Shape) -> Buffer:
     return Buffer(f"{buffer.name}.bytes", buffer.kind, shape, Lowering.byte, None, None, buffer.base, buffer.offset)
+
+
+def encoded_stores(source: Buffer, op: Any, target: Buffer, at: Callable[..., Sequence[Expr]]) -> tuple[Store, ...]:
+    """What stores the elements of `source` in the blocks of `target`, as `op` (encode) says; `at` places a row there.
+
+    The loops are those of the axes before the last, blocks, and bytes.
+    """
+    assert target.encoding is not None
+    stored, encoding, k = rows_of_bytes(target), target.encoding, Lowering(())
+    *rows, depth = source.shape
+    *row, block, byte = out_vars(len(rows) + 2)
+
+    def element(n: Any) -> Expr:
+        return Load(source, (*row, block * encoding.block + n), source.dtype)
+
+    stores = []
+    for start, count, part in op.lower_stored(k, element):
+        index = (*at(*row), block * encoding.block_bytes + byte + start)
+        stores.append(Store(stored, (*rows, depth // encoding.block, count), index, part(byte)))
+    return tuple(stores)
 
 
 def decoded(load: Load, stored: Buffer, encoding: Encoding) -> Expr:

@@ -12,10 +12,13 @@ from itertools import count
 from typing import Protocol
 
 from rlx.ir.dtype import DType
+from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Graph, Node, Value, count_readers
 from rlx.ir.shape import Guard, Shape, Size, numel, symbols
+from rlx.kernels import attention_operands
 from rlx.kernels.affine import Affine, computable, has_division, linear_index, row_major
 from rlx.kernels.analysis import Fusing, cost, is_identity, size_of, static_values, uses
+from rlx.kernels.attention_operands import place_attention, without_widening
 from rlx.kernels.encoded import bytes_of, decoded
 from rlx.kernels.expr import (
     Expr,
@@ -33,8 +36,7 @@ from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, Lowered, Pie
 from rlx.kernels.narrow import as_bytes, byte_store, has_bytes, is_narrow, on_bytes, unknown_dtype
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.kernels.regions import place_extents, place_guards, place_regions
-from rlx.kernels.state_writes import StateWrites, kernel_name
-from rlx.kernels.states import last_readers, order_states
+from rlx.kernels.state_writes import StateWrites, kernel_name, last_readers, order_states
 from rlx.records import dataclass, replace
 
 __all__ = ["Fuser", "Target", "fuse"]
@@ -61,6 +63,9 @@ class Target(Protocol):
 
     def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
         """Whether an operand ("a", "x", "q", "k", "v") may be read in place at these linear indices."""
+
+    def accepts_blocks(self, anchor: Anchor, role: str, encoding: Encoding) -> bool:
+        """Whether such an operand may be read as stored blocks; else it is decoded before."""
 
 
 def fuse(graph: Graph, target: Target, *, merge: bool = True) -> Program:
@@ -96,6 +101,7 @@ class Fuser(StateWrites):
         self.stored: dict[Value, Buffer] = {}  # the bytes of encoded values
         self.has_bytes = has_bytes(graph)
         self.bytes: dict[Buffer, Buffer] = {}  # those of buffers whose elements no device computes in
+        self.encodes: dict[Value, Node] = {}  # encoded values that are not made yet, by the nodes that encode
         self.elements: dict[Value, Value] = {}  # encoded values -> what holds their elements one by one
         self.virtual: dict[Value, Expr] = {}
         self.pending: dict[Value, _Pending] = {}
@@ -162,6 +168,9 @@ class Fuser(StateWrites):
             self.special(node)
             return
         if getattr(node.op, "view", False) and self.place_view(node):
+            return
+        if node.outputs[0].type.encoding is not None:
+            self.place_encoded(node)
             return
         lowered = lower_node(node, self.fresh)
         refused = [d for d in lowered.dtypes() if not self.target.accepts_dtype(d)] if lowered else []
@@ -247,26 +256,20 @@ class Fuser(StateWrites):
         absorbed: list[Node] = []
         match anchor:
             case Contract(a=a, b=b):
-                new_a, new_b = self.operand(anchor, "a", a, absorbed), self.operand(anchor, "b", b, absorbed)
+                new_a, new_b = (self.operand(anchor, role, x, absorbed) for role, x in (("a", a), ("b", b)))
                 if new_a is None or new_b is None:
                     return False
                 anchor = self.with_zero(replace(anchor, a=new_a, b=new_b), node, absorbed)
             case Conv(x=x, w=w):
-                new_x, new_w = self.operand(anchor, "x", x, absorbed), self.operand(anchor, "w", w, absorbed)
+                new_x, new_w = (self.operand(anchor, role, e, absorbed) for role, e in (("x", x), ("w", w)))
                 if new_x is None or new_w is None:
                     return False
                 anchor = self.with_zero(replace(anchor, x=new_x, w=new_w), node, absorbed)
             case Attention():
-                q, k, v = (self.operand(anchor, role, getattr(anchor, role), absorbed) for role in "qkv")
-                if q is None or k is None or v is None:
+                placed = place_attention(self, anchor, node, absorbed)
+                if placed is None:
                     return False
-                anchor = replace(anchor, q=q, k=k, v=v)
-                if anchor.score is not None:
-                    score, more = self.resolve(anchor.score, node, (*anchor.q_shape[:3], anchor.k_shape[2]))
-                    absorbed.extend(more)
-                    anchor = replace(anchor, score=score)
-                if anchor.count is not None:
-                    anchor = replace(anchor, count=self.checked_ahead(anchor.count, anchor.q_shape[:1], node))
+                anchor = placed
         result = node.outputs[0]
         epilogue, more = self.resolve(lowered.outputs[0][0].expr, node, result.shape)
         nodes = tuple(dict.fromkeys([*absorbed, *more, node]))
@@ -284,7 +287,7 @@ class Fuser(StateWrites):
     def operand(self, anchor: Anchor, role: str, expr: Expr, absorbed: list[Node]) -> Expr | None:
         """The operand read in place (through layout ops where the target can), its source in memory otherwise."""
         while isinstance(expr, Load) and expr.source in self.virtual:
-            inlined = self.inline(expr, expr.source)
+            inlined = without_widening(anchor, role, self.inline(expr, expr.source))
             is_weight = role in ("b", "w") and expr.source in self.static
             in_place = isinstance(inlined, Load) and self.readable(anchor, role, inlined)
             if not (in_place or is_weight):
@@ -295,7 +298,7 @@ class Fuser(StateWrites):
             expr = inlined
         if not isinstance(expr, Load):
             return None
-        if role not in ("b", "w"):
+        if role not in ("b", "w") and not self.reads_blocks(anchor, role, expr.source):
             expr = replace(expr, source=self.decoded(expr.source))
         source = expr.source
         if source not in self.static or role not in ("b", "w"):
@@ -304,8 +307,13 @@ class Fuser(StateWrites):
                 return None
         return expr
 
+    def reads_blocks(self, anchor: Anchor, role: str, source: Value) -> bool:
+        """Whether the target reads that operand as it is stored, where it is encoded."""
+        encoding = source.type.encoding
+        return encoding is None or self.target.accepts_blocks(anchor, role, encoding)
+
     def readable(self, anchor: Anchor, role: str, load: Load) -> bool:
-        if load.where is not None or load.source.type.encoding is not None:
+        if load.where is not None or not self.reads_blocks(anchor, role, load.source):
             return False
         index = linear_index(load.indices, load.source.shape)
         return index.is_linear and self.target.accepts_operand(anchor, role, load.source.shape, index)
@@ -417,6 +425,8 @@ class Fuser(StateWrites):
             return self.buffers[value]
         if value in self.pending:
             return self.emit_pending(value, self.pending.pop(value))
+        if value in self.encodes:
+            return self.emit_encoded(value)
         expr = self.virtual[value]
         view = self.as_view(value, expr)
         if view is not None:
@@ -430,7 +440,8 @@ class Fuser(StateWrites):
             return value
         if value not in self.elements:
             made = self.elements[value] = Value(value.graph, value.type.decoded, "node", value.name)
-            self.static.add(made)  # as all params, and only params are encoded
+            if value in self.static:
+                self.static.add(made)
             self.virtual[made] = Load(value, out_vars(value.rank), value.dtype)
             self.materialise(made)
         return self.elements[value]
@@ -442,13 +453,17 @@ class Fuser(StateWrites):
         buffer = self.materialise(value)
         if buffer.base.kind == "arena":
             return buffer
-        copy = Buffer(self.unique(value.name or buffer.name), "arena", value.shape, value.dtype)
+        copy = Buffer(self.unique(value.name or buffer.name), "arena", value.shape, value.dtype, buffer.encoding)
         self.program.run.append(self.kernel_into(value, copy))
         self.copies[value] = copy
         return copy
 
     def shown(self, value: Value) -> Buffer:
         """The buffer of an output: in the arena, narrow elements a byte each."""
+        if value.type.encoding is not None:
+            made = Buffer(self.unique(value.name or "t"), "arena", value.shape, value.dtype)
+            self.program.run.append(self.kernel_into(value, made))
+            return made
         if not is_narrow(value.dtype):
             return self.in_arena(value)
         copy = Buffer(self.unique(value.name or "t"), "arena", value.shape, value.dtype, wide=True)
@@ -509,9 +524,7 @@ class Fuser(StateWrites):
                 zero = None if anchor.zero is None else self.on_buffers(anchor.zero)
                 anchor = replace(anchor, x=self.on_buffers(anchor.x), w=self.on_buffers(anchor.w), zero=zero)
             case Attention():
-                score = None if anchor.score is None else self.on_buffers(anchor.score)
-                q, k, v = (self.on_buffers(getattr(anchor, role)) for role in "qkv")
-                anchor = replace(anchor, q=q, k=k, v=v, score=score)
+                anchor = attention_operands.on_buffers(self, anchor)
         store = self.store_of(buffer, p.shape, at, self.on_buffers(p.expr))
         return Kernel(kernel_name(p.nodes), (store,), anchor, nodes=tuple(dict.fromkeys(p.nodes)))
 
@@ -522,7 +535,7 @@ class Fuser(StateWrites):
         if value not in self.buffers and value in self.virtual:
             return self.pieces_kernel(value, [Piece(self.virtual[value], value.shape, (0,) * value.rank)], buffer)
         source = self.materialise(value)
-        if source.encoding is None:
+        if source.encoding is buffer.encoding:
             return self.copy_kernel(source, buffer)
         element = Load(value, out_vars(value.rank), value.dtype)
         return self.pieces_kernel(value, [Piece(element, value.shape, (0,) * value.rank)], buffer)

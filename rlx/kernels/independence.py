@@ -163,12 +163,16 @@ def _attention(node: Node, anchor: Attention, axes: dict[Value, int | None], dim
     counted = anchor.count is not None
     if has_dim(keys, dim) and not counted:
         return "attends over it"
-    if anchor.causal and has_dim(anchor.q_shape[2], dim):
+    if anchor.ring and has_dim(keys, dim):
+        return "has keys at their positions modulo it"
+    numbered = anchor.place is None and (anchor.causal or anchor.window is not None)
+    if numbered and has_dim(anchor.q_shape[2], dim):
         return "numbers its rows from the last"
     if any(axes[x] not in (None, 0, 2) for x in (q, k, v)) or axes[node.outputs[0]] not in (None, 0, 2):
         return "has it as heads or depth"
     if axes[k] == 0 and axes[q] != 0:
         return "reads other entries than the one that it makes"
-    if counted and axes[node.inputs[-1]] is not None and axes[q] != 0:
+    by_entry = node.inputs[len(node.inputs) - counted - (anchor.place is not None) :]
+    if any(axes[x] is not None for x in by_entry) and axes[q] != 0:
         return "reads other entries than the one that it makes"
     return None if anchor.score is None else _expr(anchor.score, shape, axes, dim, out_vars(4)[3:] if counted else ())

@@ -146,7 +146,9 @@ class Attention:
     over (b, h, i, j) as i0..i3 and `Acc`, which is scale * q k^T, or None for `Acc` itself. `causal`: key j is seen by
     query i only when j <= i + Lk - Lq. `empty_row` says what a row gives that sees no key: "nan", "zero", or "mended",
     as every row whose weights are NaN then has weights of zero. `count` (i64, over b as i0) is how many keys there are,
-    of the Lk that there is room for; it stands for Lk above.
+    of the Lk that there is room for; it stands for Lk above. `place` (i64, over i0) is the position of query row 0 and
+    stands for Lk - Lq above; with `apart` 0 all rows have it. `window`: key j is seen only when j > position - window.
+    `sinks` (over h as i1) is a score more of each head, without a value. `ring`: key j is at j modulo Lk.
     """
 
     q: Expr
@@ -160,6 +162,11 @@ class Attention:
     causal: bool
     empty_row: str
     count: Expr | None = None
+    place: Expr | None = None
+    sinks: Expr | None = None
+    window: int | None = None
+    ring: bool = False
+    apart: int = 1
 
 
 Anchor = Contract | Conv | Attention
@@ -323,12 +330,21 @@ class Lowering:
         causal: bool,
         empty_row: str,
         count: Callable[..., Expr] | None = None,
+        window: int | None = None,
+        sinks: Callable[..., Expr] | None = None,
+        place: Callable[..., Expr] | None = None,
+        ring: bool = False,
     ) -> Lowered:
-        """Attention; `score(s, b, h, i, j)` is made of a scaled product s, `count(b)` keys are there."""
+        """Attention; `score(s, b, h, i, j)` is made of a scaled product s, `count(b)` keys are there.
+
+        `sinks(h)` and `place(b)` are fields of the anchor.
+        """
         i = out_vars(4)
         loads = (q(*i), k(*i), v(*i), score(Acc(accumulator(q.dtype)), *i) if score else None)
-        many = None if count is None else count(i[0])
-        anchor = Attention(*loads, q.shape, k.shape, v.shape, scale, causal, empty_row, many)
+        many, first = (None if fn is None else fn(i[0]) for fn in (count, place))
+        sink = None if sinks is None else sinks(i[1])
+        shapes = q.shape, k.shape, v.shape
+        anchor = Attention(*loads, *shapes, scale, causal, empty_row, many, first, sink, window, ring)
         return self._anchored(anchor, None, None)
 
     def _anchored(self, anchor: Anchor, generic: Expr | None, addend: Expr | None) -> Lowered:

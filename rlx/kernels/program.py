@@ -77,10 +77,20 @@ class Buffer:
         return ((numel(self.shape) + (parts - 1)) // parts,)
 
     @property
+    def stored_shape(self) -> Shape:
+        """The shape of the bytes of an encoded buffer: its last axis is that of a row's blocks."""
+        assert self.encoding is not None
+        *rows, depth = self.shape
+        assert isinstance(depth, int)
+        return (*rows, depth // self.encoding.block * self.encoding.block_bytes)
+
+    @property
     def is_part(self) -> bool:
         """Whether it is a view that need not have all of its root."""
         if self.root is None or self.shape == self.root.shape:
             return False
+        if self.root.encoding is not None and self.dtype.bits == 8:
+            return numel(self.shape) != numel(self.root.stored_shape)
         words = self.root.dtype.bits // self.dtype.bits  # that an element of the root is seen as
         if words > 1 and self.shape == (*self.root.shape, words):
             return False

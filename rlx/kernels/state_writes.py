@@ -1,20 +1,29 @@
-"""How fusion writes states: the part of it that decides where the new value of a state is made."""
+"""How fusion writes states: which may be updated in place, in which order of nodes, and where a new value is made.
+
+An update is written over the old value when every reader of that comes before it: readers get an edge to the node that
+makes the new value, and nodes are sorted by these edges. A state whose edges would close a circle (something reads both
+its old and its new value) is updated through a copy instead. A chain of ops that each replace a part of the one before
+(`lower_in_place`) has several versions of the state, which all lie in its memory one after the other.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from typing import Any
 
+from rlx.errors import CompileError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, Node, Value
-from rlx.ir.shape import Shape
+from rlx.ir.shape import Shape, symbols
+from rlx.kernels.encoded import encoded_stores, rows_of_bytes
 from rlx.kernels.expr import Check, Expr, Load, Var, loads, substitute_vars, transform, walk
-from rlx.kernels.lowering import lower_in_place, out_vars
+from rlx.kernels.lowering import Written, lower_in_place, out_vars
 from rlx.kernels.narrow import as_bytes, is_narrow, on_bytes, opaque_type
 from rlx.kernels.program import Buffer, Kernel, Program, Store
-from rlx.kernels.states import Version
-from rlx.records import replace
+from rlx.records import dataclass, replace
 
-__all__ = ["StateWrites", "kernel_name"]
+__all__ = ["StateWrites", "Version", "kernel_name", "last_readers", "order_states"]
 
 
 class StateWrites:
@@ -32,6 +41,9 @@ class StateWrites:
     last: dict[Value, int]  # the number of the last node that reads a value
     fresh: Any
     in_arena: Any
+    append: Any
+    users: Any
+    encodes: dict[Value, Node]
     materialise: Any
     emit_pending: Any
     on_buffers: Any
@@ -69,6 +81,9 @@ class StateWrites:
         if version is None:  # another one of its results is written over a state
             return False
         made = lower_in_place(node, self.fresh) if node.inputs[0] is version.before else None
+        if made is not None and result.type.encoding is not None:
+            self.place_blocks(node, made)
+            return True
         if made is None or not self.is_computable(made.expr):
             return False
         expr, absorbed = self.resolve(made.expr, node, made.extents)
@@ -90,6 +105,53 @@ class StateWrites:
         """Whether the target has all types in it, or is given bytes for them."""
         known = all(self.target.accepts_dtype(x.dtype) or as_bytes(x.dtype) for x in walk(expr))
         return known and opaque_type(expr) is None
+
+    def place_blocks(self, node: Node, made: Written) -> None:
+        """Encoded rows that replace others of a state: encoded where they belong, or copied block by block."""
+        result, rows = node.outputs[0], node.inputs[1]
+        target = self.state_view(result)
+        at = tuple(self.on_buffers(self.checked_ahead(i, made.extents, node)) for i in made.index)
+
+        def place(*row: Expr) -> tuple[Expr, ...]:
+            return at[:-1]
+
+        encode = self.encodes.get(rows) if self.users[rows] == 1 else None
+        if encode is not None:
+            source = self.buffers[encode.inputs[0]]
+            stores = encoded_stores(source, encode.op, target, place)
+        else:
+            stored = rows_of_bytes(self.materialise(rows))
+            vars = out_vars(len(stored.shape))
+            value = Load(stored, vars, stored.dtype)
+            stores = (Store(rows_of_bytes(target), stored.shape, (*at[:-1], vars[-1]), value),)
+        nodes = (node,) if encode is None else (encode, node)
+        self.program.run.append(Kernel(kernel_name(nodes), stores, nodes=nodes))
+        self.encodes.pop(rows, None)
+        self.buffers[result] = target
+
+    def place_encoded(self, node: Node) -> None:
+        """A node whose result is encoded: rows that a state may take as blocks are made where it has them."""
+        result = node.outputs[0]
+        if getattr(node.op, "lower_stored", None) is None:
+            encoding = result.type.encoding
+            raise CompileError(
+                f"{node.label}: what it gives is stored as {encoding and encoding.name}: it can only be written over a "
+                "state of which nothing reads the old value afterwards"
+            )
+        self.materialise(node.inputs[0])
+        self.encodes[result] = node
+        if self.buffers[node.inputs[0]].base.kind == "state" or result in self.versions:
+            self.materialise(result)
+
+    def emit_encoded(self, value: Value) -> Buffer:
+        """Makes an encoded value in memory of its own."""
+        node = self.encodes.pop(value)
+        kind = "prepared" if value in self.static else "arena"
+        name = self.unique(value.name or "t")
+        buffer = self.buffers[value] = Buffer(name, kind, value.shape, value.dtype, value.type.encoding)
+        stores = encoded_stores(self.buffers[node.inputs[0]], node.op, buffer, lambda *row: row)
+        self.append(Kernel(kernel_name((node,)), stores, nodes=(node,)), value in self.static)
+        return buffer
 
     def checked_ahead(self, index: Expr, extents: Shape, node: Node) -> Expr:
         """The index with what it tests computed by a kernel before: nothing is written where a test fails."""
@@ -173,14 +235,16 @@ class StateWrites:
         """The memory of the state under the name of its new value."""
         root = self.buffers[self.versions[value].state if state is None else state]
         name = self.unique(value.name or f"{root.name}.new")
-        return Buffer(name, root.kind, root.shape, root.dtype, root=root, wide=root.wide)
+        return Buffer(name, root.kind, root.shape, root.dtype, root.encoding, root=root, wide=root.wide)
 
     def append_copy(self, source: Buffer, target: Buffer) -> None:
         """A kernel that copies one buffer to another of the same type."""
         self.program.run.append(self.copy_kernel(source, target))
 
     def copy_kernel(self, source: Buffer, target: Buffer) -> Kernel:
-        """A copy of elements that are not encoded; of their bits where the target has no such elements."""
+        """A copy of elements, blocks as they are; of bits where the target has no such elements."""
+        if source.encoding is not None and source.encoding is target.encoding:
+            return self.copy_kernel(rows_of_bytes(source), rows_of_bytes(target))
         dtype, vars = target.dtype, out_vars(len(target.shape))
         if is_narrow(dtype):
             if source.wide == target.wide:
@@ -202,3 +266,95 @@ def kernel_name(nodes: tuple[Node, ...]) -> str:
     """The name of a kernel: the ops of its nodes."""
     ops = [n.op.op_name for n in nodes]
     return "+".join(ops[:4]) + (f"+{len(ops) - 4}" if len(ops) > 4 else "") or "copy"
+
+
+# ---- the order of nodes
+
+
+@dataclass(frozen=True)
+class Version:
+    """A value that is written over the one before it in the memory of `state`."""
+
+    state: Value
+    before: Value
+
+
+def order_states(graph: Graph) -> tuple[list[Node], dict[Value, Version]]:
+    """The nodes in an order in which states can be updated in place, and the values that are written over a state."""
+    readers = graph.users()
+    edges: dict[Node, set[Node]] = {}  # node -> those that must come before it, beside those that it reads
+    versions: dict[Value, Version] = {}
+    order = graph.nodes
+    for state in graph.states:
+        chain = _chain(graph, state, versions)
+        more = {node: set(before) for node, before in edges.items()}
+        for version, old in chain.items():
+            maker = version.node
+            assert maker is not None
+            more.setdefault(maker, set()).update(n for n in readers.get(old, ()) if n is not maker)
+        found = _sorted(graph.nodes, more) if chain else None
+        if found is not None:
+            order, edges = found, more
+            versions |= {version: Version(state, old) for version, old in chain.items()}
+    return order, versions
+
+
+def _chain(graph: Graph, state: Value, taken: Mapping[Value, Version]) -> dict[Value, Value]:
+    """The new value of a state and the parts that it is made of: each with the version that it is written over."""
+    new = graph.updates.get(state.name)
+    found: list[Value] = []
+    while new is not None and new.node is not None and new not in taken:
+        found.append(new)
+        old = new.node.inputs[0] if new.node.inputs else None
+        if old is None or getattr(new.node.op, "lower_in_place", None) is None:
+            break
+        if old is state:
+            return dict(zip(reversed(found), (state, *reversed(found)), strict=False))
+        new = old
+    return {found[0]: state} if found else {}
+
+
+def _sorted(nodes: Sequence[Node], edges: Mapping[Node, set[Node]]) -> list[Node] | None:
+    """The nodes with those that they need first, otherwise in their order; None where that goes round in a circle."""
+    place = {node: number for number, node in enumerate(nodes)}
+    makers = _dim_makers(nodes)
+    after: list[list[int]] = [[] for _ in nodes]
+    waiting = [0] * len(nodes)
+    for number, node in enumerate(nodes):
+        needed = {place[v.node] for v in node.inputs if v.node is not None}
+        needed |= {place[earlier] for earlier in edges.get(node, ())}
+        if makers:
+            needed |= {makers[name] for name in Graph(nodes=[node]).dims() if makers.get(name, number) != number}
+        waiting[number] = len(needed)
+        for earlier in needed:
+            after[earlier].append(number)
+    ready = [number for number, count in enumerate(waiting) if not count]
+    heapify(ready)
+    made = []
+    while ready:
+        number = heappop(ready)
+        made.append(nodes[number])
+        for later in after[number]:
+            waiting[later] -= 1
+            if not waiting[later]:
+                heappush(ready, later)
+    return made if len(made) == len(nodes) else None
+
+
+def _dim_makers(nodes: Sequence[Node]) -> dict[str, int]:
+    """The node whose data decide a dim, by the dim's name: the first that has it, where no leaf does."""
+    found: dict[str, int] = {}
+    leaves = {v for node in nodes for v in node.inputs if v.node is None}
+    known = {s.name for v in leaves for size in v.shape for s in symbols(size)}
+    for number, node in enumerate(nodes):
+        for name in {s.name for v in node.outputs for size in v.shape for s in symbols(size)} - known:
+            found.setdefault(name, number)
+    return found
+
+
+def last_readers(graph: Graph, order: Sequence[Node]) -> dict[Value, int]:
+    """For each value the number of the last node that reads it, beyond all where it is an output or an update."""
+    found = {value: number for number, node in enumerate(order) for value in node.inputs}
+    kept = [o.value for o in graph.outputs]
+    kept += [v for name, v in graph.updates.items() if v.name != name or v.kind != "state"]
+    return found | dict.fromkeys(kept, len(order))

@@ -162,6 +162,8 @@ def _anchor_lines(kernel: Kernel) -> Iterator[str]:
         case Attention() as attention:
             shapes = (attention.q_shape, attention.k_shape, attention.v_shape)
             causal = ", causal" if attention.causal else ""
+            causal += f", window {attention.window}" if attention.window is not None else ""
+            causal += ", ring" if attention.ring else ""
             yield (
                 f"{', '.join(f'{role} {_shape(s)}' for role, s in zip('qkv', shapes, strict=True))}, "
                 f"scale {attention.scale:.9g}{causal}, an empty row is {attention.empty_row}"
@@ -169,8 +171,8 @@ def _anchor_lines(kernel: Kernel) -> Iterator[str]:
             operands = [("q", attention.q), ("k", attention.k), ("v", attention.v)]
             if attention.score is not None:
                 operands.append(("score", attention.score))
-            if attention.count is not None:
-                operands.append(("count", attention.count))
+            more = (("sinks", attention.sinks), ("place", attention.place), ("count", attention.count))
+            operands.extend((role, x) for role, x in more if x is not None)
     for role, operand in operands:
         yield from _assignment(role, operand)
 

@@ -65,6 +65,7 @@ class Op:
     alike: ClassVar[bool] = False  # whether the inputs are of one element type, which Python numbers then take
     overwrites: ClassVar[int | None] = None  # the input whose memory a device's own kernel may put the result into
     strings: ClassVar[str] = "none"  # "none": refused; "moved": or compared for equality; "read" on the host
+    takes_stored: ClassVar[bool] = False  # whether `infer` is given types with their encodings: it moves blocks as such
     places: ClassVar[int | None] = None  # the input whose numbers say which elements of input 0 are read or written
 
     @property

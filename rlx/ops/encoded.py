@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import DTypeError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES, DType, dtype_of
+from rlx.ir.encoding import Part, encoding_named
 from rlx.ir.graph import Array, TensorType
 from rlx.ir.shape import Shape, ceildiv, unify
-from rlx.ops.base import Op, Work, axis_of, register
+from rlx.ops.base import Op, Work, axis_of, check_kind, register
 
 
 @register
@@ -92,3 +94,36 @@ class Dequantize(Op):
             return value * parameter(scale)
 
         return k.map(element)
+
+
+@register
+class Encode(Op):
+    """x [.., D] stored in blocks along its last axis, whose elements are f32: quantised and read back.
+
+    `encoding` names a block format that runs can make (q8_0, q4_0), of whose block D is a multiple. What comes out has
+    that encoding: a state of it takes such rows by `dynamic_update_slice`, and every op reads their elements.
+    (ggml-quants.c, quantize_row_*_ref)
+    """
+
+    encoding: str = "q8_0"
+
+    def infer(self, x: TensorType) -> TensorType:
+        check_kind(self, x, "f")
+        encoding = encoding_named(self.encoding)
+        if not encoding.written:
+            raise OptionError(f"encode: no run makes blocks of {encoding.name}: use q8_0 or q4_0")
+        depth = x.shape[-1] if x.rank else 1
+        if not isinstance(depth, int) or depth % encoding.block:
+            raise ShapeError(f"encode: the last axis of {x} is not a multiple of the block of {encoding.block}")
+        return TensorType(x.shape, "f32", encoding)
+
+    def work(self, *x: TensorType) -> Work:
+        return self.elementwise_work(6, *x)
+
+    def reference(self, x: Array) -> Array:
+        encoding = encoding_named(self.encoding)
+        return encoding.decode(encoding.encode(x.astype(np.float32)), x.shape)
+
+    def lower_stored(self, k: Any, element: Callable[[Any], Any]) -> Sequence[Part]:
+        """The bytes of a block of the result, of the elements of one of x: see `Encoding.bytes_of_block`."""
+        return encoding_named(self.encoding).bytes_of_block(k, lambda n: k.cast(element(n), "f32"))

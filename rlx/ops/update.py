@@ -20,11 +20,17 @@ class DynamicUpdateSlice(Op):
     """x with the rows from `start` on along `axis` replaced. (jax.lax.dynamic_update_slice_in_dim, TensorScatter-24)
 
     x [.., N, ..], rows [.., n, ..] with n <= N, start an integer: one number [], or [B] with one for each entry of axis
-    0 of x. Rows that would lie outside (start < 0 or start + n > N) stop the run with `ExecutionError`.
+    0 of x. Rows that would lie outside (start < 0 or start + n > N) stop the run with `ExecutionError`. With `ring`,
+    row i goes to (start + i) modulo N, and only start < 0 or n > N do that.
+
+    Rows of the encoding that x has (`encode`) are put there as blocks, along another axis than the last: then the
+    result has it too.
     """
 
     places = 2
+    takes_stored = True
     axis: int = 0
+    ring: bool = False
 
     def infer(self, x: TensorType, rows: TensorType, start: TensorType) -> TensorType:
         check_indices(start, self.op_name)
@@ -39,7 +45,8 @@ class DynamicUpdateSlice(Op):
             raise ShapeError(f"{self.op_name}: start is a number, or one for each entry of axis 0; got {start}")
         if start.rank == 1:
             unify(start.shape[0], x.shape[0], f"{self.op_name}: the starts {start} for the entries of {x}")
-        return TensorType(x.shape, x.dtype)
+        as_blocks = x.encoding is rows.encoding and axis != x.rank - 1
+        return TensorType(x.shape, x.dtype, x.encoding if as_blocks else None)
 
     def work(self, *x: TensorType) -> Work:
         whole, rows, start = map(tensor_bytes, x)
@@ -49,11 +56,12 @@ class DynamicUpdateSlice(Op):
         axis, out = self.axis % x.ndim, x.copy()
         count = rows.shape[axis]
         for b, first in enumerate(np.atleast_1d(start).tolist()):
-            if not 0 <= first <= x.shape[axis] - count:
+            last = np.iinfo(np.int64).max if self.ring else x.shape[axis] - count
+            if not 0 <= first <= last:
                 raise ExecutionError(f"{self.op_name}: {count} rows from {first} on lie outside of {x.shape[axis]}")
-            entry: Any = (b,) if start.ndim else (slice(None),) * (axis > 0)
-            within = (*entry, *(slice(None),) * (axis - len(entry)), slice(first, first + count))
-            out[within] = rows[(*entry, ...)]
+            entry: Any = (b,) if start.ndim else ()
+            places = (first + np.arange(count)) % max(x.shape[axis], 1)
+            out[entry][(*(slice(None),) * (axis - len(entry)), places)] = rows[entry]
         return out
 
     def lower(self, k: Any, x: Any, rows: Any, start: Any) -> Any:
@@ -61,6 +69,8 @@ class DynamicUpdateSlice(Op):
 
         def element(*i: Any) -> Any:
             at = i[axis] - self._first(k, x.shape[axis], rows.shape[axis], start, i)
+            if self.ring:
+                at = at % k.size(max_size(x.shape[axis], 1))
             inside = (at >= 0) & (at < k.size(rows.shape[axis]))
             return k.select(inside, rows(*i[:axis], at, *i[axis + 1 :], where=inside), x(*i))
 
@@ -71,10 +81,15 @@ class DynamicUpdateSlice(Op):
         axis = self.axis % x.rank
 
         def at(*i: Any) -> Any:
-            first = self._first(k, x.shape[axis], rows.shape[axis], start, i)
-            return (*i[:axis], i[axis] + first, *i[axis + 1 :])
+            place = i[axis] + self._first(k, x.shape[axis], rows.shape[axis], start, i)
+            if self.ring and rows.shape[axis] != 1:
+                place = place % k.size(max_size(x.shape[axis], 1))
+            return (*i[:axis], place, *i[axis + 1 :])
 
         return k.written(rows.shape, at, rows)
 
     def _first(self, k: Any, size: Size, count: Size, start: Any, i: Any) -> Any:
-        return k.checked_start(start(i[0]) if start.rank else start(), size, count)
+        first = k.cast(start(i[0]) if start.rank else start(), "i64")
+        if not self.ring:
+            return k.checked_start(first, size, count)
+        return k.checked_start(first, np.iinfo(np.int64).max, 0) % k.size(max_size(size, 1))

@@ -17,12 +17,16 @@ import numpy as np
 
 from rlx import ops
 from rlx.boundary import bounded
-from rlx.errors import CompileError, OptionError, ShapeError, no_such
+from rlx.errors import CompileError, OptionError, RlxError, ShapeError, no_such
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Dim, Size, exact_div, same, substitute, symbols
+from rlx.ir.value import stored_as
 from rlx.kernels.independence import has_dim, mixing
 from rlx.ops.attention import Attention
 from rlx.ops.elementwise import Add, Cast, Identity, Mul
+from rlx.ops.encoded import Encode
 from rlx.ops.index import Gather
 from rlx.ops.layout import Concat, Iota, SizeOf, Slice
 from rlx.ops.update import DynamicUpdateSlice
@@ -42,6 +46,7 @@ def bind_cache(
     *,
     dims: Mapping[str, Any] | None = None,
     length: str = "length",
+    kv_dtype: str | None = None,
 ) -> Graph:
     """The graph with its caches as states: of each pair the input `past` becomes a state, the output `present` goes.
 
@@ -51,14 +56,17 @@ def bind_cache(
     `length` (i64) tells, and adds their number to it; beyond `capacity` it raises `ExecutionError` and writes nothing.
     Other inputs with an entry for every position, such as an attention mask, get `capacity` entries, of which those of
     unfilled positions do not count. `dims` fixes or bounds dims first: all of a cache but the axis that grows must be
-    fixed. Raises `NameNotFound`, `ShapeError`, and `OptionError` where a pair is none or something other than attention
-    mixes positions.
+    fixed. `kv_dtype` is what caches that grow are stored in instead of their own type: a type of floats ("f16"), or a
+    block format ("q8_0", "q4_0") where the last axis is whole blocks; new rows are rounded as they are written. Raises
+    `NameNotFound`, `ShapeError`, and `OptionError` where a pair is none or something other than attention mixes
+    positions.
     """
     if not isinstance(graph, Graph):
         raise OptionError(f"bind_cache takes a Graph, got {type(graph).__name__}")
     named = pairs is None or isinstance(pairs, Mapping)
     if not named or not all(isinstance(n, str) for pair in (pairs or {}).items() for n in pair):
         raise OptionError(f"bind_cache: pairs={pairs!r}: expected a mapping of inputs to outputs, or None")
+    stored = None if kv_dtype is None else _stored_as(kv_dtype)
     graph = apply_dims(graph, dims)
     names = _found(graph) if pairs is None else dict(pairs)
     kept = {past: present for past, present in names.items() if _same_type(graph, past, present)}
@@ -76,7 +84,7 @@ def bind_cache(
     found = _pairs(graph, grown)
     graph, total = _with_total(graph, found, capacity, min([capacity, *rows]))
     graph = run_passes(graph)
-    work = _Bound(graph, _pairs(graph, grown), total, capacity, length)
+    work = _Bound(graph, _pairs(graph, grown), total, capacity, length, stored)
     return with_dims(work.run(), {total: capacity})
 
 
@@ -93,6 +101,17 @@ def _found(graph: Graph) -> dict[str, str]:
     if not found:
         raise OptionError(f"bind_cache: no output of {graph.name!r} is concat(input, new rows); name the pairs")
     return found
+
+
+def _stored_as(name: str) -> tuple[DType, Encoding | None]:
+    """What a cache is stored in. Raises `OptionError`."""
+    try:
+        dtype, encoding = stored_as(name)
+    except RlxError:
+        dtype, encoding = DTYPES["bool"], None
+    if not dtype.is_float or (encoding is not None and not encoding.written):
+        raise OptionError(f"bind_cache: kv_dtype={name!r}: expected a type of floats, as 'f16', or 'q8_0' or 'q4_0'")
+    return dtype, encoding
 
 
 def _same_type(graph: Graph, past: str, present: str) -> bool:
@@ -231,6 +250,7 @@ class _Bound:
     total: str
     capacity: int
     length: str
+    stored: tuple[DType, Encoding | None] | None  # what caches are stored in, None: as they come
     position: Value | None = None  # how many positions were filled before the run, and after it
     end: Value | None = None
     trusted: list[Node] = field(default_factory=list)
@@ -296,11 +316,17 @@ class _Bound:
         """The state with the new rows in their place."""
         at = self.filled(site)
         made = site.node.outputs[0]
-        state = site.graph.state(f"{pair.past}.state", made.shape, made.dtype)
-        value: Value = ops.dynamic_update_slice(state, site.inputs[1], at, axis=pair.axis)
+        dtype, encoding = self.stored if self.stored is not None and made.dtype.is_float else (made.dtype, None)
+        state = site.graph.state(f"{pair.past}.state", made.shape, dtype, encoding=encoding)
+        rows = site.inputs[1]
+        if encoding is not None:
+            rows = site.add(Encode(encoding.name), rows)
+        elif dtype is not made.dtype:
+            rows = site.add(Cast(dtype), rows)
+        value: Value = ops.dynamic_update_slice(state, rows, at, axis=pair.axis)
         self.trusted.append(_maker(value))
         self.updates[pair] = state, value
-        return value
+        return value if value.type == made.type else site.add(Cast(made.dtype), value)
 
     def number(self, site: Site, size: Size) -> Value:
         """A size with a multiple of the total in it, as the number that it is in a run."""

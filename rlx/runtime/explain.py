@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rlx.errors import ExecutionError
-from rlx.ir.graph import OPERATORS
+from rlx.ir.graph import OPERATORS, TensorType
 
 if TYPE_CHECKING:
     from rlx.kernels.program import Buffer, Program
@@ -106,13 +106,16 @@ def state_lines(model: CompiledGraph) -> list[str]:
             how = f"updated in place, {_written(program, new)} written a run"
         else:
             how = f"updated through a copy of {copied.bound():,} B (%{copied.name}): its old value is still being read"
-        lines.append(f"state    {state.name}: {state.dtype}[{', '.join(map(str, state.shape))}], {how}")
+        lines.append(f"state    {state.name}: {TensorType(state.shape, state.dtype, state.encoding)}, {how}")
     return lines
 
 
 def _written(program: Program, new: Buffer) -> str:
     """The bytes that a run writes over a state, at the upper bounds of the dims that they depend on."""
-    writers = [k for k in program.run if new in k.writes()]
+    if new.encoding is None:
+        writers = [k for k in program.run if new in k.writes()]
+    else:  # whose bytes are written
+        writers = [k for k in program.run if any(b.base is new.base for b in k.writes())]
     tops = {name: symbol.hi for name, symbol in program.dims.items() if symbol.hi is not None}
     for how, at in (("", {}), ("up to ", tops)):
         with suppress(ExecutionError):

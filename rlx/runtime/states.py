@@ -20,6 +20,7 @@ from rlx.errors import DTypeError, ExecutionError, ModelFormatError, NameNotFoun
 from rlx.ir.dtype import DTYPES
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array
+from rlx.ir.shape import evaluate
 from rlx.runtime.archives import check_shape, open_archive, read_stored
 from rlx.runtime.arrays import to_array
 
@@ -44,18 +45,33 @@ class State:
         return f"<State {self.spec}>"
 
     def read(self) -> Any:
-        """A copy of the value now: a NumPy array, or an `rlx.Array` on a device."""
+        """A copy of the value now: a NumPy array, or an `rlx.Array` on a device; the elements, if it is encoded."""
+        held, encoding = self._held(), self.spec.encoding
+        return held if encoding is None else encoding.decode(np.asarray(held), _sizes(self.spec))
+
+    def _held(self) -> Any:
+        """What is stored: bytes, if it is encoded."""
         return self._model._executable.read_state(self.spec.name)
 
     def write(self, array: Any) -> None:
-        """Sets the value. Raises `DTypeError` or `ShapeError`, and then changes nothing."""
+        """Sets the value. An encoded one takes elements, which are encoded, or its stored bytes (u8, 1-D).
+
+        Raises `DTypeError` or `ShapeError`, and then changes nothing.
+        """
         self._model._executable.write_state(self.spec.name, self._check(array))
 
     def _check(self, array: Any) -> Any:
         """The value as an array of the state's type. Raises `DTypeError` or `ShapeError`."""
-        name = self.spec.name
+        name, encoding = self.spec.name, self.spec.encoding
+        if encoding is not None and getattr(array, "dtype", None) == np.uint8:
+            stored = np.asarray(array)
+            if stored.shape != (self.spec.bytes,):
+                raise ShapeError(f"state {name!r}: it is stored in {self.spec.bytes} bytes, got {stored.shape}")
+            return stored
         given = to_array(self.spec, array, f"state {name!r}", self._model._executable.adopt)
-        have = self._model._executable.read_state(name).shape
+        have = self.spec.shape if encoding is not None else self._held().shape
+        if encoding is not None and given.shape == have:
+            return encoding.encode(np.asarray(given))
         if given.shape != have:
             raise ShapeError(f"state {name!r}: its shape is {have}, got {given.shape}")
         return given
@@ -79,6 +95,8 @@ class State:
         made = model.outputs[number]
         if made.dtype is not self.spec.dtype:
             raise DTypeError(f"state {name!r} is {self.spec.dtype}: output {made.name!r} ({made}) can't be fed to it")
+        if self.spec.encoding is not None:
+            raise DTypeError(f"state {name!r} is stored as {self.spec.encoding.name}: an output can't be fed to it")
         have = model._executable.read_state(name).shape
         if made.shape not in (self.spec.shape, have):
             raise ShapeError(f"state {name!r} has shape {have}: output {made} can't be fed to it")
@@ -141,8 +159,9 @@ class States(Mapping[str, State]):
 
         Raises `OptionError` where it can't be written.
         """
-        arrays = {name: np.asarray(state.read()) for name, state in self.items()}
-        entries = {n: {"dtype": str(self[n].spec.dtype), "shape": list(a.shape)} for n, a in arrays.items()}
+        arrays = {name: np.asarray(state._held()) for name, state in self.items()}
+        kinds = {n: "u8" if self[n].spec.encoding is not None else str(self[n].spec.dtype) for n in arrays}
+        entries = {n: {"dtype": kinds[n], "shape": list(a.shape)} for n, a in arrays.items()}
         header = json.dumps({"version": VERSION, "graph": self._model._compilation.source.name, "states": entries})
         import zipfile  # slow to import
 
@@ -167,7 +186,8 @@ class States(Mapping[str, State]):
         for name, array in entries.items():
             if name not in specs:
                 raise NameNotFound(f"{path}: its state {name!r} is neither a state nor an input of this graph")
-            to_array(specs[name], array, f"{path}: state {name!r}")
+            if specs[name].encoding is None:
+                to_array(specs[name], array, f"{path}: state {name!r}")
             if name in self._declared:
                 self._declared[name]._check(array)
             else:
@@ -177,6 +197,10 @@ class States(Mapping[str, State]):
                 self._declared[name].write(entries[name])
             else:
                 self.bind(name, entries[name])
+
+
+def _sizes(spec: TensorSpec) -> list[int]:
+    return [evaluate(size, {}) for size in spec.shape]
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Array]:

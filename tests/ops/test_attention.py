@@ -268,3 +268,83 @@ def test_steps_that_are_not_there_are_refused() -> None:
         Attention(steps=("mul",)).infer(*types, mask)
     with pytest.raises(ShapeError, match="mask"):
         Attention(steps=("where",)).infer(*types, TensorType((4, 5), DTYPES["bool"]), number)
+
+
+# ---- caches: narrow keys and values, windows, positions, rings, sinks, soft caps
+
+
+def seen_by(i: int, keys: int, room: int, first: int, causal: bool, window: int | None, ring: bool) -> list[int]:
+    """The places of the keys that query row i sees, position by position."""
+    found = []
+    for j in range(keys):
+        here = j >= keys - room if ring else j < room
+        if here and (not causal or j <= first + i) and (window is None or j > first + i - window):
+            found.append(j % room)
+    return found
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 3, 9])
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_windows_positions_rings_and_sinks(causal: bool, window: int | None, ring: bool, sinks: bool) -> None:
+    """Each row against a softmax over the keys that its rule names, one by one."""
+    q, k, v = operands(heads=4, key_heads=2, rows=3, keys=5)
+    counts = np.array([4, 13 if ring else 5], np.int32)
+    for firsts in (None, np.array([2, 9], np.int64), np.array(1, np.int64)):
+        more = [RNG.standard_normal(4).astype(np.float32)] * sinks
+        more += [counts] if firsts is None else [firsts, counts]
+        op = Attention(0.3, causal, "zero", True, (), window, sinks, firsts is not None, ring)
+        (y,) = check_op(op, q, k, v, *more)
+        for b, h, i in np.ndindex(2, 4, 3):
+            first = int(counts[b]) - 3 if firsts is None else int(np.broadcast_to(firsts, 2)[b])
+            places = seen_by(i, int(counts[b]), 5, first, causal, window, ring)
+            scores = 0.3 * (k[b, h // 2, places].astype(float) @ q[b, h, i].astype(float))
+            weights = np.exp(scores)
+            total = weights.sum() + (np.exp(float(more[0][h])) if sinks else 0.0)
+            want = weights @ v[b, h // 2, places].astype(float) / total if places else np.zeros(6)
+            np.testing.assert_allclose(y[b, h, i], want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_soft_cap_is_a_step_among_others() -> None:
+    q, k, v = operands()
+    cap, bias = np.float32(0.7), RNG.standard_normal((3, 5)).astype(np.float32)
+    (y,) = check_op(Attention(steps=("softcap", "add")), q, k, v, cap, bias)
+    scores = 7**-0.5 * np.einsum("bhid,bhjd->bhij", q.astype(float), k.astype(float))
+    scores = 0.7 * np.tanh(scores / 0.7) + bias
+    weights = np.exp(scores) / np.exp(scores).sum(3, keepdims=True)
+    np.testing.assert_allclose(y, weights @ v.astype(float), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("query", [np.float32, np.float16, np.float64])
+def test_keys_and_values_may_be_narrower_than_queries(dtype: Any, query: Any) -> None:
+    """The result is that of the same numbers as wide as the queries."""
+    q, k, v = operands(key_heads=2, dtype=dtype)
+    q = q.astype(query)
+    (y,) = check_op(Attention(causal=True), q, k, v)
+    wide = np.float64 if query is np.float64 else np.float32
+    (same,) = check_op(Attention(causal=True), q.astype(wide), k.astype(wide), v.astype(wide))
+    assert y.dtype == query
+    np.testing.assert_array_equal(y, same.astype(query))
+
+
+def test_errors_of_caches() -> None:
+    def node(op: Attention, *more: tuple[Any, str], q: str = "f32", k: str = "f32") -> None:
+        shapes: list[tuple[Any, str]] = [((2, 4, 3, 7), q), ((2, 2, 5, 7), k), ((2, 2, 5, 6), k)]
+        make_node(op, *shapes, *more)
+
+    with pytest.raises(DTypeError, match="wider than q"):
+        node(Attention(), k="f64")
+    with pytest.raises(OptionError, match="window"):
+        node(Attention(window=0))
+    with pytest.raises(OptionError, match="counted=True"):
+        node(Attention(ring=True))
+    with pytest.raises(ShapeError, match="one for each head"):
+        node(Attention(sinks=True), ((4, 1), "f32"))
+    with pytest.raises(ShapeError, match="the sinks, the position"):
+        node(Attention(sinks=True, placed=True), ((4,), "f32"))
+    with pytest.raises(ShapeError, match="position of the first row"):
+        node(Attention(placed=True), ((3,), "i64"))
+    with pytest.raises(ShapeError, match="does not broadcast"):
+        node(Attention(ring=True, counted=True, steps=("add",)), ((3, 5), "f32"), ((), "i64"))

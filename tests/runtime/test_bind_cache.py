@@ -340,3 +340,50 @@ def test_an_open_batch_and_no_pairs_are_refused() -> None:
     assert rlx.bind_cache(g, 16, dims={"b": 2}).states[-1].shape == (2, 2, 16, 8)
     with pytest.raises(OptionError, match="no output"):
         rlx.bind_cache(rlx.Graph("empty"), 16)
+
+
+@pytest.mark.parametrize("kv, error", [("f16", 2e-3), ("bf16", 2e-2)])
+def test_caches_are_stored_in_the_type_that_is_asked_for(path: Path, kv: str, error: float) -> None:
+    """Rows are rounded once, as they are written."""
+    model = rlx.compile(rlx.bind_cache(graph_of(path), 24, kv_dtype=kv), device="cpu")
+    large = rlx.compile(rlx.bind_cache(graph_of(path), 240, kv_dtype=kv), device="cpu")
+    model.states.bind("mask", np.ones((1, 24), np.int64))
+    large.states.bind("mask", np.ones((1, 240), np.int64))
+    wide = bound(path)
+    assert all(str(model.states[f"past.{c}"].spec.dtype) == kv for c in CACHES)
+    for step, rows in enumerate((5, 1, 3, 1)):
+        ids = words(rows, step)
+        want = wide.run({"ids": ids})[0]
+        for one in (model, large):
+            np.testing.assert_allclose(one.run({"ids": ids})[0], want, rtol=error, atol=error)
+    first = wide.states["past.0.key"].read()
+    np.testing.assert_array_equal(
+        model.states["past.0.key"].read(), first.astype(model.states["past.0.key"].spec.dtype.numpy)
+    )
+
+
+def test_caches_in_blocks() -> None:
+    def build() -> rlx.Graph:
+        g = rlx.Graph("decoder")
+        past, rows = rlx.Dim("past", 0, 4096), rlx.Dim("rows", 1, 64)
+        x = g.input("x", (1, 4, rows, 32))
+        own = g.input("own", (1, 2, rows, 32))
+        keys = rlx.concat(g.input("past.key", (1, 2, past, 32)), own, axis=2)
+        values = rlx.concat(g.input("past.value", (1, 2, past, 32)), own * 2.0, axis=2)
+        g.output(rlx.attention(x, keys, values, causal=True), "y")
+        g.output(keys, "present.key")
+        g.output(values, "present.value")
+        return g
+
+    model = rlx.compile(rlx.bind_cache(build(), 100, kv_dtype="q8_0"), device="cpu")
+    wide = rlx.compile(rlx.bind_cache(build(), 100), device="cpu")
+    rng = np.random.default_rng(0)
+    for rows in (5, 1, 40, 1):
+        given = {n: rng.standard_normal((1, h, rows, 32)).astype(np.float32) for n, h in (("x", 4), ("own", 2))}
+        np.testing.assert_allclose(model.run(given)[0], wide.run(given)[0], rtol=3e-2, atol=3e-2)
+    assert model.states["past.key"].spec.bytes == 2 * 100 * 34
+    for wrong in ("f17", "i8", "q4_k", 3):
+        with pytest.raises(OptionError, match="kv_dtype"):
+            rlx.bind_cache(build(), 100, kv_dtype=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match="block"):
+        rlx.bind_cache(cache_graph(lambda g, o, r, x: rlx.attention(r, x, x)), 16, kv_dtype="q8_0")

@@ -321,7 +321,9 @@ def settable(graph: Graph, program: Program) -> frozenset[str]:
 
 
 def initial(state: Buffer) -> Array:
-    """The value that a state starts with; its shape is fixed."""
+    """The value that a state starts with, in stored bytes if it is encoded; its shape is fixed."""
+    if state.encoding is not None:
+        return np.zeros(state.nbytes({}), np.uint8) if state.data is None else state.data
     return np.zeros([evaluate(s, {}) for s in state.shape], state.dtype.numpy) if state.data is None else state.data
 
 

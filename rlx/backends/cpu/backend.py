@@ -37,6 +37,7 @@ from rlx.backends.cpu.target import Target
 from rlx.backends.granted import cpu_count, run_threads
 from rlx.errors import DeviceUnavailable
 from rlx.ir.dtype import DType
+from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine
@@ -151,6 +152,9 @@ class CpuBackend(CodeGenerator):
                 return conv.accepts_operand(index)
             case Attention():
                 return attention.accepts_operand(index)
+
+    def accepts_blocks(self, anchor: Anchor, role: str, encoding: Encoding) -> bool:
+        return isinstance(anchor, Attention) and attention.accepts_blocks(role, encoding)
 
     def layout(self, program: Program, packing: str = "fast") -> Program:
         channels_last(program)

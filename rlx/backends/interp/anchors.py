@@ -50,9 +50,15 @@ def anchor_result(anchor: Anchor, out: tuple[int, ...], dtype: DType, run: Evalu
             return _conv(anchor, x, w, out, run.extents)
         case Attention():
             q, k, v = over(anchor.q, anchor.q_shape), over(anchor.k, anchor.k_shape), over(anchor.v, anchor.v_shape)
+            wide = accumulator(dtype_of(q.dtype)).numpy
+            k, v = k.astype(wide), v.astype(wide)
             keys = np.full(len(q), k.shape[2])
             if anchor.count is not None:
                 keys = over(anchor.count, anchor.q_shape[:1])
+            first = keys - q.shape[2] if anchor.place is None else over(anchor.place, anchor.q_shape[:1])
+            sinks = None
+            if anchor.sinks is not None:
+                sinks = run.over(anchor.sinks, sizes(anchor.q_shape[1:2], run.extents), out_vars(2)[1:]).astype(wide)
 
             def score(products: Array) -> Array:
                 if anchor.score is None:
@@ -60,7 +66,7 @@ def anchor_result(anchor: Anchor, out: tuple[int, ...], dtype: DType, run: Evalu
                 run.acc = products
                 return over(anchor.score, (*anchor.q_shape[:3], anchor.k_shape[2]))
 
-            return _attention(anchor, q, k, v, score, keys)
+            return _attention(anchor, q, k, v, score, (keys, first, sinks))
 
 
 def _conv(anchor: Conv, x: Array, w: Array, out: tuple[int, ...], extents: Mapping[str, int]) -> Array:
@@ -102,22 +108,38 @@ def _matmul(a: Array, b: Array) -> Array:
 
 
 def _attention(
-    anchor: Attention, q: Array, k: Array, v: Array, score: Callable[[Array], Array], counts: Array
+    anchor: Attention,
+    q: Array,
+    k: Array,
+    v: Array,
+    score: Callable[[Array], Array],
+    more: tuple[Array, Array, Array | None],
 ) -> Array:
+    """`more`: the counts of keys and the positions of the first rows by batch entry, and the sinks by head."""
     heads, rows = q.shape[1:3]
+    counts, firsts, sinks = more
     source = np.arange(heads) * k.shape[1] // heads
     result = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
     every = score(np.asarray(anchor.scale, q.dtype) * np.einsum("bhid,bhjd->bhij", q, k[:, source]))
     for b, keys in enumerate(counts.tolist()):
-        scores = every[b, :, :, :keys]
+        at = np.arange(max(keys - k.shape[2], 0), keys)  # the positions of the keys that are there
+        places = at % max(k.shape[2], 1)
+        scores = every[b][:, :, places]
+        position = firsts[b] + np.arange(rows)[:, None] * anchor.apart
         if anchor.causal:
-            seen = np.arange(keys) <= np.arange(rows)[:, None] + keys - rows
-            scores = np.where(seen, scores, -np.inf).astype(q.dtype)
+            scores = np.where(at <= position, scores, -np.inf).astype(q.dtype)
+        if anchor.window is not None:
+            scores = np.where(at > position - anchor.window, scores, -np.inf).astype(q.dtype)
         peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+        if sinks is not None:
+            peak = np.maximum(peak, sinks[:, None, None])
         e = np.exp(scores - peak)
-        weights = e / e.sum(axis=-1, keepdims=True)
+        total = e.sum(axis=-1, keepdims=True)
+        if sinks is not None:
+            total = total + np.exp(sinks[:, None, None] - peak)
+        weights = e / total
         if anchor.empty_row == "mended":
             weights = np.where(np.isnan(weights), 0, weights)
-        made = np.einsum("hij,hje->hie", weights, v[b, source, :keys])
+        made = np.einsum("hij,hje->hie", weights, v[b, source][:, places])
         result[b] = np.where(peak == -np.inf, 0, made) if anchor.empty_row == "zero" else made
     return result

@@ -217,7 +217,8 @@ class InterpExecutable(StatefulExecutable[Tensor]):
         return next(b for b in self.program.states if b.name == name)
 
     def get_declared(self, name: str) -> Array:
-        return self.view(self.state(name), {}).copy()
+        root = self.state(name)
+        return SPACE.array(self.places[root]).copy() if root.encoding is not None else self.view(root, {}).copy()
 
     def set_declared(self, name: str, array: Tensor | None) -> None:
         root = self.state(name)

@@ -101,15 +101,17 @@ def attend(
     `scores_at`: 0 the products, 1 after the soft cap, 2 with the biases, 3 the probabilities. `count` [B] says how many
     keys there are.
     """
-    if count is not None and (softcap or scores_at is not None):
+    if count is not None and scores_at is not None:
         limit = ctx.reshape(count, count.shape[0], 1, 1, 1)
         there = ctx.add(Less(), ctx.add(Iota(k.shape[2])), limit)
         return attend(ctx, q, k, v, [*biases, mask_bias(ctx, there, q.dtype)], scale=scale, softcap=softcap,
                       scores_at=scores_at, empty_row=empty_row)  # fmt: skip
     bias = _sum(ctx, biases)
-    if not softcap and scores_at is None:
-        op = Attention(scale=scale, empty_row=empty_row, counted=count is not None)
-        return ctx.add(op, *(x for x in (q, k, v, bias, count) if x is not None)), None
+    if scores_at is None:
+        cap = ctx.constant(softcap, F32) if softcap else None
+        steps = ("softcap",) * (cap is not None) + ("add",) * (bias is not None)
+        op = Attention(scale=scale, empty_row=empty_row, counted=count is not None, steps=steps)
+        return ctx.add(op, *(x for x in (q, k, v, cap, bias, count) if x is not None)), None
     dtype, depth = q.dtype, q.shape[3]
     if scale is None and not isinstance(depth, int):
         ctx.fail("the depth of q must be known where no scale is given")
@@ -133,7 +135,7 @@ def attend(
         weights = ctx.add(Where(), empty, zero, weights)
     stages.append(weights)
     out = ctx.cast(ctx.add(MatMul(), weights, v), dtype)
-    return out, None if scores_at is None else ctx.cast(stages[scores_at], dtype)
+    return out, ctx.cast(stages[scores_at], dtype)
 
 
 def _repeated(ctx: NodeContext, x: Value, heads: Size) -> Value:

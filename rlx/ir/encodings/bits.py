@@ -10,7 +10,19 @@ import numpy as np
 from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import Array
 
-__all__ = ["as_f16", "as_u8", "best_scale", "field", "half", "lookup", "nearest", "rounded", "signed", "whole"]
+__all__ = [
+    "as_f16",
+    "as_u8",
+    "best_scale",
+    "field",
+    "half",
+    "lookup",
+    "nearest",
+    "rounded",
+    "signed",
+    "stored_half",
+    "whole",
+]
 
 Byte = Callable[[Any], Any]
 
@@ -26,6 +38,12 @@ def half(k: Any, byte: Byte, at: Any) -> Any:
 def _pair(k: Any, byte: Byte, at: Any) -> Any:
     u16 = DTYPES["u16"]
     return k.cast(byte(at), u16) | k.call("shl", k.cast(byte(at + 1), u16), 8)
+
+
+def stored_half(k: Any, value: Any, n: Any) -> Any:
+    """Byte n (0 or 1) of an f32 rounded to f16, little-endian."""
+    bits = k.bitcast(k.cast(value, "f16"), DTYPES["u16"])
+    return k.cast(k.call("shr", bits, k.cast(n * 8, "u16")) & 255, "u8")
 
 
 def whole(k: Any, byte: Byte, at: Any, dtype: str) -> Any:

@@ -6,12 +6,14 @@ have their highest bits apart, in a word of 32. (ggml-common.h; encoders: ggml-q
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlx.ir.encoding import Array, Encoding
-from rlx.ir.encodings.bits import Byte, as_f16, best_scale, field, half, lookup, nearest, signed
+from rlx.ir.dtype import DTYPES
+from rlx.ir.encoding import Array, Encoding, Part
+from rlx.ir.encodings.bits import Byte, as_f16, best_scale, field, half, lookup, nearest, signed, stored_half
 from rlx.ir.encodings.registry import register_encoding
 
 __all__ = ["IQ4", "nibble", "paired"]
@@ -28,6 +30,11 @@ def paired(q: Array) -> Array:
     """Numbers of 4 bits [count, 32] as those bytes; further groups of 32 follow one another."""
     groups = q.astype(np.uint8).reshape(len(q), -1, 2, 16)
     return (groups[:, :, 0] | groups[:, :, 1] << 4).reshape(len(q), -1)
+
+
+def _inverted(k: Any, scale: Any) -> Any:
+    """`_inverse` of an expression."""
+    return k.select(k.equal(scale, 0), 0, 1 / scale)
 
 
 def _inverse(scale: Array) -> Array:
@@ -49,6 +56,19 @@ class Q8_0(Encoding):
 
     def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
         return half(k, byte, 0) * signed(k, byte(2 + i))
+
+    def bytes_of_block(self, k: Any, element: Callable[[Any], Any]) -> Sequence[Part]:
+        scale = k.reduce("max", (self.block,), lambda i: k.call("abs", element(i))) / 127
+        inverse = _inverted(k, scale)
+
+        def number(n: Any) -> Any:
+            scaled = element(n) * inverse
+            size = k.call("abs", scaled)
+            below = k.call("floor", size)
+            rounded = below + k.cast(size - below >= 0.5, "f32")  # halves go away from zero
+            return k.bitcast(k.cast(k.select(scaled < 0, -rounded, rounded), "i8"), DTYPES["u8"])
+
+        return (0, 2, lambda n: stored_half(k, scale, n)), (2, self.block, number)
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         scale, quants = _bytes(blocks)
@@ -85,6 +105,20 @@ class Q4_0(Encoding):
 
     def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
         return half(k, byte, 0) * (k.cast(nibble(k, byte, 2, i), "f32") - 8)
+
+    def bytes_of_block(self, k: Any, element: Callable[[Any], Any]) -> Sequence[Part]:
+        largest = k.reduce("argmax", (self.block,), lambda i: k.call("abs", element(i)))
+        scale = element(largest) / -8
+        inverse = _inverted(k, scale)
+
+        def number(n: Any) -> Any:
+            scaled = k.call("floor", element(n) * inverse + 8.5)
+            return k.cast(k.min(k.max(scaled, 0), 15), "u8")
+
+        def pair(n: Any) -> Any:
+            return number(n) | k.call("shl", number(n + 16), 4)
+
+        return (0, 2, lambda n: stored_half(k, scale, n)), (2, 16, pair)
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         scale = _towards(blocks, 8)

@@ -11,6 +11,7 @@ import pytest
 import rlx
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.cpu.kernels.attention import strategies as attention_module
+from rlx.backends.cpu.schedule.base import FEW_ROWS
 from rlx.backends.reference import run_graph
 from rlx.errors import ExecutionError
 from rlx.ir.graph import Array, Graph
@@ -260,8 +261,11 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 @pytest.mark.parametrize("per_entry", [False, True], ids=["one count", "counts"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, 7, 40])
-def test_counted_keys_have_the_bits_of_that_many(rows: int, causal: bool, per_entry: bool) -> None:
-    """Room for 600 keys, of which n are there: as over an axis of n; what lies beyond, be it NaN, is not read."""
+def test_counted_keys_are_as_that_many(rows: int, causal: bool, per_entry: bool) -> None:
+    """Room for 600 keys, of which n are there: as over an axis of n; what lies beyond, be it NaN, is not read.
+
+    A few rows have the same bits; of more rows, an axis of n is packed, and a cache is not.
+    """
     room, rng = 600, np.random.default_rng(rows)
 
     def model(batch: int, keys: Any, counted: bool) -> rlx.CompiledGraph:
@@ -284,7 +288,8 @@ def test_counted_keys_have_the_bits_of_that_many(rows: int, causal: bool, per_en
         for b, m in enumerate(counts):
             entry = slice(b, b + 1)
             (want,) = plain.run([q[entry], k[entry, :, :m], v[entry, :, :m], np.ascontiguousarray(bias[:, :m])])
-            np.testing.assert_array_equal(got[entry], want)
+            np.testing.assert_allclose(got[entry], want, rtol=1e-5, atol=4e-6)
+            assert rows > FEW_ROWS or np.array_equal(got[entry], want)
     for n in (-1, 601):
         with pytest.raises(ExecutionError, match=f"attention.*{n}"):
             whole.run([q, k, v, bias, np.array([n, 3] if per_entry else n)])

@@ -25,8 +25,10 @@ def conv(out: str, x: str, w: str, attributes: str = "") -> str:
     return graph(out, f"conv(x, W{attributes})", x=x, W=w)
 
 
-def attention(rows: str, keys: str, heads: tuple[int, int] = (4, 4)) -> str:
+def attention(rows: str, keys: str, heads: tuple[int, int] = (4, 4), counted: str = "") -> str:
     q, k = (f"f32[1, {h}, {n}, 32]" for h, n in zip(heads, (rows, keys), strict=True))
+    if counted:
+        return graph(q, f"attention(q, k, v, {counted}, counted=true)", q=q, k=k, v=k, **{counted: "i64[]"})
     return graph(q, "attention(q, k, v)", q=q, k=k, v=k)
 
 
@@ -47,6 +49,7 @@ CASES = {
     "conv.winograd_f2x2_3x3": conv("f32[1, 512, 7, 7]", "f32[1, 512, 9, 9]", "f32[512, 512, 3, 3]"),
     "conv.winograd_f4x4_3x3": conv("f32[1, 64, 7, 7]", "f32[1, 64, 9, 9]", "f32[64, 64, 3, 3]"),
     "attention.decode": attention("1", "100"),
+    "attention.cache": attention("12", "100", counted="count"),
     "attention.own_panels": attention("12", "12"),
     "attention.packed": attention("12", "12", (4, 2)),
     "attention.decode_or_packed": attention("n", "12", (4, 2)),

@@ -3,8 +3,9 @@
 Weights are packed as those of any product, expert by expert. Where one expert's panels are not there, those that a
 chunk needs are packed into its scratch memory: the same code on the same numbers, so the result has the same bits.
 
-Encoded weights stay as they are stored, and take no more memory than that: "packing" them copies their blocks, and each
-chunk decodes the panels that it needs.
+Encoded weights take no more memory than their blocks. Where these lie along the depth, panels are made of blocks
+(`grouped_blocks`), which products decode in registers. Others are copied as they are stored, and each chunk decodes
+the panels that it needs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import count
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.tile import tile_of, transpose
 from rlx.backends.cpu.kernels.frame import Frame
+from rlx.backends.cpu.kernels.grouped_blocks import blocks_routine, format_of, panels_shape
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, vec, void
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, name_kernel
@@ -90,7 +92,10 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     static = w.is_fixed and all(isinstance(s, int) for s in w.shape)
     if static and out.kind != "prepared":
         dtype, shape = w.dtype, w.shape
-        if encoding_of(node) is None:
+        found = format_of(node, setting.target)
+        if found is not None:
+            shape = panels_shape(found.encoding, number, depth, columns)
+        elif encoding_of(node) is None:
             dtype = computed_in(w.dtype)
             width = tile_of(computed_in(dtype), setting.target).width
             shape = (number, ceildiv(columns, width), depth, width)
@@ -156,7 +161,11 @@ def _weight(pack: Kernel, table: Buffer, target: Target) -> ExpertWeight:
     op = pack.special.op
     assert isinstance(op, GroupedMatMul)
     (source,), (panels,) = pack.operands, pack.results
-    packs = "" if encoding_of(pack.special) is not None else fetch_routine(source.dtype, target).symbol
+    found = format_of(pack.special, target)
+    if found is not None:
+        packs = blocks_routine(found.encoding, target).symbol
+    else:
+        packs = "" if encoding_of(pack.special) is not None else fetch_routine(source.dtype, target).symbol
     return ExpertWeight(source.base.name, source, panels, table, op.transposed, packs)
 
 
@@ -338,28 +347,32 @@ def _pack(op: GroupedMatMul, kernel: Kernel, target: Target) -> KernelCode:
     """A chunk is some panels of one expert."""
     (w,), (panels,) = kernel.operands, kernel.results
     assert kernel.special is not None
-    if encoding_of(kernel.special) is not None:
+    found, encoding = format_of(kernel.special, target), encoding_of(kernel.special)
+    if encoding is not None and found is None:
         own = out_vars(2)
         return emit_nest(Store(panels, panels.shape, own, Load(w, own, w.dtype)), target.lanes)
     frame = Frame()
     f = frame.f
-    number, depth, columns = sizes(w, op.transposed)
-    cut = once(GroupedMatmulSchedule(number, number, columns, depth, panels.dtype.itemsize, target.rates))
+    number, depth, columns = sizes_of(kernel.special)
+    wide = computed_in(kernel.special.inputs[1].dtype)
+    cut = once(GroupedMatmulSchedule(number, number, columns, depth, wide.itemsize, target.rates))
     frame.chunks = Part(cut, "chunks")
     step, blocks = (frame.word(part(cut, name)) for name in ("panel_chunk", "panel_blocks"))
     k, n, width = frame.size(depth), frame.size(columns), panels.shape[-1]
-    of_all = frame.product(panels.shape[1:])
+    of_all, of_one = frame.product(panels.shape[1:]), frame.product(panels.shape[2:])
     rows, across = _strides(k, n, op.transposed)
     expert, first = f.binary("udiv", "%chunk", blocks, "i64"), f.binary("urem", "%chunk", blocks, "i64")
     first = f.mul(first, step, "i64")
     column = f.mul(first, frame.size(width), "i64")
-    source = f.gep(frame.pointer(w), f.mul(expert, f.mul(k, n, "i64"), "i64"), convert.memory_type(w.dtype))
-    to = f.add(f.mul(expert, of_all, "i64"), f.mul(column, k, "i64"), "i64")
+    matrix = f.mul(k, n, "i64") if encoding is None else frame.size(blocks_bytes(encoding, depth, columns))
+    source = f.gep(frame.pointer(w), f.mul(expert, matrix, "i64"), convert.memory_type(w.dtype))
+    to = f.add(f.mul(expert, of_all, "i64"), f.mul(first, of_one, "i64"), "i64")
     out = f.gep(frame.pointer(panels), to, convert.llvm_type(panels.dtype))
     taken = f.min(step, f.sub(frame.size(panels.shape[1]), first, "i64"), "i64")
     left = f.sub(n, column, "i64")
     given = [k, left, rows, across, taken, f.mul(column, across, "i64")]
-    f.call(frame.word(fetch_routine(w.dtype, target)), [source, out, *map(_i, given)])
+    routine = fetch_routine(w.dtype, target) if found is None else blocks_routine(found.encoding, target)
+    f.call(frame.word(routine), [source, out, *map(_i, given)])
     return frame.finish(optimize=False)
 
 
@@ -382,14 +395,16 @@ class _Product:
         self.frame = frame = Frame()
         self.f, self.dtype = frame.f, x.dtype
         self.wide = computed_in(x.dtype)
-        self.tile = tile_of(self.wide, target)
+        found = format_of(kernel.special, target)
+        self.tile = tile_of(self.wide, target, format=found)
         number, depth, columns = sizes_of(kernel.special)
-        count = size_product(out.shape[:-1])
-        cut = once(GroupedMatmulSchedule(count, number, columns, depth, self.wide.itemsize, target.rates))
+        self.decodes = found is not None and found.code is None
+        count, size = size_product(out.shape[:-1]), self.wide.itemsize
+        cut = once(GroupedMatmulSchedule(count, number, columns, depth, size, target.rates, self.decodes))
         frame.chunks = Part(cut, "chunks")
         self.own = frame.scratch(part(cut, "scratch"))
-        self.step, self.blocks, self.sums_at, self.panels_at = (
-            frame.word(part(cut, name)) for name in ("panel_chunk", "panel_blocks", "sums", "panels")
+        self.step, self.blocks, self.sums_at, self.panels_at, self.decoded_at = (
+            frame.word(part(cut, name)) for name in ("panel_chunk", "panel_blocks", "sums", "panels", "decoded")
         )
         self.k, self.n, self.experts = frame.size(depth), frame.size(columns), frame.size(number)
         self.from_, self.memory, self.ty = frame.pointer(x), convert.memory_type(x.dtype), self.tile.scalar
@@ -398,7 +413,8 @@ class _Product:
         self.per = frame.size(numbers.shape[-1]) if shared else "1"  # rows of the result that read one row of x
         encoding = encoding_of(kernel.special)
         self.routine = frame.word(gemm.block_routine(self.tile))
-        self.fetch = frame.word(fetch_routine(x.dtype, target, encoding))
+        routine = fetch_routine(x.dtype, target, encoding) if found is None else blocks_routine(found.encoding, target)
+        self.fetch, self.by_blocks = frame.word(routine), found is not None
         self.stored = "" if encoding is None else frame.size(blocks_bytes(encoding, depth, columns))
         self.by_table = bool(tables)
         self.table = frame.pointer(tables[0]) if tables else frame.pointer(weights)
@@ -407,7 +423,7 @@ class _Product:
         f = self.f
         group = f.binary("udiv", "%chunk", self.blocks, "i64")
         first = f.mul(f.binary("urem", "%chunk", self.blocks, "i64"), self.step, "i64")
-        self.stride = f.mul(self.k, self.tile.width, "i64")
+        self.stride = self.tile.format.panel(f, self.k, self.ty)  # from panel to panel, in elements of memory
         f.if_(f.cmp("lt", group, f.load("i64", self.base), "i64"), lambda: self.run(group, first))
         return self.frame.finish(optimize=False)
 
@@ -420,7 +436,7 @@ class _Product:
         column = f.mul(first, width, "i64")
         columns = f.min(f.mul(self.step, width, "i64"), f.sub(self.n, column, "i64"), "i64")
         taken = f.binary("udiv", f.add(columns, width - 1, "i64"), width, "i64")
-        b = self.panels(expert, column, taken)
+        b = self.panels(expert, first, taken)
 
         def some_rows(r: str, _: list[str]) -> None:
             count = f.min(f.sub(rows, r, "i64"), ROWS, "i64")
@@ -428,9 +444,10 @@ class _Product:
 
         f.loop(0, rows, ROWS, [], some_rows)
 
-    def panels(self, expert: str, column: str, taken: str) -> str:
-        """The address of the first panel of this chunk."""
+    def panels(self, expert: str, first: str, taken: str) -> str:
+        """The address of the first panel of this chunk, which has that number."""
         f = self.f
+        column = f.mul(first, self.tile.width, "i64")
 
         def fetched(matrix: str) -> str:
             rows, across = _strides(self.k, self.n, self.op.transposed)
@@ -446,7 +463,7 @@ class _Product:
             return fetched(f.gep(self.table, area, self.memory))
         entry = f.gep(self.table, f.mul(expert, 2, "i64"), "i64")
         there = f.load("ptr", entry)
-        if self.stored:
+        if self.stored and not self.by_blocks:
             missing = f.cmp("eq", there, "null", "ptr")
             (blocks,) = f.if_(
                 missing, lambda: [("ptr", f.load("ptr", f.gep(entry, 1, "i64")))], lambda: [("ptr", there)]
@@ -454,7 +471,7 @@ class _Product:
             return fetched(blocks)
         (found,) = f.if_(
             f.cmp("ne", there, "null", "ptr"),
-            lambda: [("ptr", f.gep(there, f.mul(column, self.k, "i64"), self.ty))],
+            lambda: [("ptr", f.gep(there, f.mul(first, self.stride, "i64"), self.tile.b_scalar))],
             lambda: [("ptr", fetched(f.load("ptr", f.gep(entry, 1, "i64"))))],
         )
         return found
@@ -472,7 +489,8 @@ class _Product:
             return f.gep(self.to, f.add(f.mul(row, self.n, "i64"), column, "i64"), self.memory)
 
         def block(a: str, lda: str, c: str, ldc: str) -> None:
-            sizes: list[Typed] = [_i(count), _i(columns), _i(self.k), ("i64", PRODUCT_BLOCK), ("ptr", "null")]
+            room = f.offset(self.own, self.decoded_at) if self.decodes else "null"
+            sizes: list[Typed] = [_i(count), _i(columns), _i(self.k), ("i64", PRODUCT_BLOCK), ("ptr", room)]
             f.call(self.routine, [a, _i(lda), b, _i(self.stride), c, _i(ldc), *sizes])
 
         def in_place() -> None:

@@ -105,13 +105,18 @@ class Residency:
         return made
 
     def _pack(self, weight: ExpertWeight, source: Array, target: Array) -> None:
-        """By the routine that runs use, so that the bits are the same; encoded ones are their own panels."""
+        """By the routine that runs use, so that the bits are the same; some encoded ones are their own panels."""
         if not weight.routine:
             target[...] = source
             return
         shape = weight.panels.shape
         count, depth = int(shape[1]), int(shape[2])
-        columns = source.shape[0 if weight.transposed else 1]
+        encoding = weight.source.base.encoding
+        if encoding is not None:
+            depth *= encoding.block
+            columns = source.size // (depth // encoding.block * encoding.block_bytes)
+        else:
+            columns = source.shape[0 if weight.transposed else 1]
         strides = (1, depth) if weight.transposed else (columns, 1)
         function: Any = PACK(self.addresses[weight.routine])
         function(source.ctypes.data, target.ctypes.data, depth, columns, *strides, count, 0)
@@ -139,6 +144,9 @@ def _unpacked(weight: ExpertWeight, panel: Array) -> Array:
     if not weight.routine:
         return panel
     shape = [int(size) for size in weight.panels.shape[1:]]
+    if weight.source.base.encoding is not None:  # the bytes of blocks of columns, side by side
+        rows = panel.reshape(shape).transpose(0, 3, 1, 2).reshape(shape[0] * shape[3], -1)
+        return np.ascontiguousarray(rows.reshape(-1)[: int(weight.source.shape[1])])
     count, depth, width = shape
     wide = panel.view(weight.panels.dtype.numpy).reshape(count, depth, width).swapaxes(0, 1).reshape(depth, -1)
     columns = int(weight.source.shape[1 if weight.transposed else 2])

@@ -98,6 +98,7 @@ rlx.backends.cpu.schedule.choice
     Chosen choice:Once way:int number:Function
 rlx.backends.cpu.schedule.attention
     AttentionSchedule q_shape:Shape keys:Size value_depth:Size to_scratch:bool packs:bool causal:bool rates:Rates
+        widens:bool ring:bool
 rlx.backends.cpu.schedule.int8
     Int8Schedule outputs:Size depth:Size pixels:Size groups:int rows:int width:int in_image:Size|none direct:bool
         rates:Rates
@@ -110,7 +111,7 @@ rlx.backends.cpu.schedule.depthwise
     DepthwiseSchedule sizes:Shape taps:int lanes:int rates:Rates
     InnerColumns sizes:Shape stride:int dilation:int
 rlx.backends.cpu.schedule.grouped_matmul
-    GroupedMatmulSchedule rows:Size experts:Size n:Size k:Size size:int rates:Rates
+    GroupedMatmulSchedule rows:Size experts:Size n:Size k:Size size:int rates:Rates decodes:bool
 rlx.backends.cpu.schedule.matmul
     MatmulSchedule m:Size n:Size k:Size count:Size size:int shape:Shape to_scratch:bool rates:Rates tiles:bool
         pairs:bool whole:bool few:int|none tiles_from:int records:bool

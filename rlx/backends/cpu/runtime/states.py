@@ -177,10 +177,10 @@ class StateMemory:
         return int(self.parity[0]) if feed.cell is not None else 0
 
     def array(self, root: Buffer) -> Array:
-        """The state now, as an array over its memory."""
-        shape = self.shapes[root]
-        count = math.prod(shape) * root.dtype.numpy.itemsize
-        return self.current(root)[:count].view(root.dtype.numpy).reshape(shape)
+        """The state now, as an array over its memory: of stored bytes if it is encoded."""
+        shape, dtype = self.shapes[root], np.dtype(np.uint8) if root.encoding is not None else root.dtype.numpy
+        count = math.prod(shape) * dtype.itemsize
+        return self.current(root)[:count].view(dtype).reshape(shape)
 
     def feed(self, root: Buffer, number: int, source: Buffer, swaps: bool) -> None:
         """Makes an output become the state after each run, in place of another one."""

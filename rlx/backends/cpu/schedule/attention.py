@@ -23,6 +23,7 @@ class AttentionParts:
     sums: int
     results: int
     panels: int
+    queries: int
     scratch: int
 
 
@@ -30,7 +31,8 @@ class AttentionParts:
 class AttentionSchedule:
     """The chunks of attention: `q_shape` is [batch, heads, rows, depth].
 
-    `packs`: each chunk brings its keys and values into panels itself.
+    `packs`: each chunk brings its keys and values into panels itself. `widens`: and its queries to f32. `ring`: rows of
+    scores begin somewhere in their first `ALIGNED` elements.
     """
 
     q_shape: Shape
@@ -40,7 +42,10 @@ class AttentionSchedule:
     packs: bool
     causal: bool
     rates: Rates
+    widens: bool = False
+    ring: bool = False
 
+    ALIGNED = 64  # keys whose powers are computed side by side: rows of scores are the same from such a number on
     WIDTH = 16  # columns of a panel
     MAX_ROWS = 128
     SCORE_BYTES = 192 * 1024  # of one block of rows
@@ -67,7 +72,7 @@ class AttentionSchedule:
     def __call__(self, extents: Extents) -> AttentionParts:
         batch, heads, rows, depth = (evaluate(s, extents) for s in self.q_shape)
         keys, value_depth = evaluate(self.keys, extents), evaluate(self.value_depth, extents)
-        stride = self.stride(keys)
+        stride = self.stride(keys) + self.ALIGNED * self.ring
         per_row = 2 * keys * (depth + value_depth) + 60 * keys + 1
         rates = self.rates
         take = min(int(self.MOST * rates.flops / per_row), self.SCORE_BYTES // (4 * stride), self.MAX_ROWS)
@@ -90,5 +95,7 @@ class AttentionSchedule:
         panels = results + (part * -(-value_depth // self.WIDTH) * self.WIDTH * 4 if self.to_scratch else 0)
         padded = (-(-n // self.WIDTH) * self.WIDTH for n in (keys, value_depth))
         total = panels + (4 * sum(n * k for n, k in zip(padded, (depth, keys), strict=True)) if self.packs else 0)
+        queries = aligned(total)
+        total = queries + (part * -(-depth // self.WIDTH) * self.WIDTH * 4 if self.widens else 0)
         count = batch * heads * -(-rows // take) if value_depth else 0
-        return AttentionParts(take, part, count, stride, sums, results, panels, aligned(total))
+        return AttentionParts(take, part, count, stride, sums, results, panels, queries, aligned(total))

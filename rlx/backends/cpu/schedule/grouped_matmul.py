@@ -20,19 +20,23 @@ LEAST_SHARED = 16  # panels for which it pays to copy rows side by side
 
 
 class GroupParts(NamedTuple):
-    """Chunk = group * panel_blocks + panel block. Scratch holds rows of x, then sums, then panels."""
+    """Chunk = group * panel_blocks + panel block. Scratch holds rows of x, sums, panels, and some decoded."""
 
     panel_chunk: int
     panel_blocks: int
     chunks: int
     sums: int
     panels: int
+    decoded: int
     scratch: int
 
 
 @dataclass(eq=False, repr=False)
 class GroupedMatmulSchedule:
-    """The chunks of `rows` rows [k] times the matrices [k, n] of `experts`, of elements of `size` bytes."""
+    """The chunks of `rows` rows [k] times the matrices [k, n] of `experts`, of elements of `size` bytes.
+
+    `decodes`: two panels at a time are decoded to scratch.
+    """
 
     rows: Size
     experts: Size
@@ -40,6 +44,7 @@ class GroupedMatmulSchedule:
     k: Size
     size: int
     rates: Rates
+    decodes: bool = False
 
     def __call__(self, extents: Extents) -> GroupParts:
         rows, experts, n, k = (evaluate(s, extents) for s in (self.rows, self.experts, self.n, self.k))
@@ -57,4 +62,5 @@ class GroupedMatmulSchedule:
         sums = aligned(held * (k + COPY_PAD) * self.size)
         fetched = sums + held * chunk * PANEL_BYTES
         chunks = groups * blocks if n else 0
-        return GroupParts(chunk, blocks, chunks, sums, fetched, fetched + chunk * k * PANEL_BYTES)
+        decoded = fetched + chunk * k * PANEL_BYTES
+        return GroupParts(chunk, blocks, chunks, sums, fetched, decoded, decoded + 2 * k * PANEL_BYTES * self.decodes)

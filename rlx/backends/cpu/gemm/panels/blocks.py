@@ -40,7 +40,7 @@ from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
-__all__ = ["ENCODED", "blocks_of", "few_rows", "has_code"]
+__all__ = ["ENCODED", "EncodedBlocks", "blocks_of", "few_rows", "has_code"]
 
 F32 = DTYPES["f32"]
 LANE = Var("lane")
@@ -94,6 +94,7 @@ def find(b: Expr, n: Size, k: Size, depth: Var, column: Var) -> Blocks | None:
 
 
 def has_code(target: Target) -> bool:
+    """Whether products read encoded blocks on that machine."""
     return target.vector_bytes == 64 or (target.vector_bytes == 32 and target.has("f16c"))
 
 

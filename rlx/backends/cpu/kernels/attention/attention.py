@@ -18,10 +18,13 @@ from rlx.backends.cpu.kernels.attention.decode import (
     block_rows,
     copy_rows,
     end_streams,
+    row_groups,
     rows_times_rows,
     weighted_rows,
+    widened_rows,
+    zero_rows,
 )
-from rlx.backends.cpu.kernels.attention.old_rows import OldRows, OldRowsArguments, in_place, old_rows, old_words
+from rlx.backends.cpu.kernels.attention.old_rows import OldRows, OldRowsArguments, old_rows, old_words
 from rlx.backends.cpu.kernels.attention.pack_kv import (
     count_words,
     counted,
@@ -30,7 +33,8 @@ from rlx.backends.cpu.kernels.attention.pack_kv import (
     row_words,
     rows_of,
 )
-from rlx.backends.cpu.llvm import math as vmath
+from rlx.backends.cpu.kernels.attention.softmax import Seen, Softmax
+from rlx.backends.cpu.kernels.attention.stored_rows import StoredRows, in_place
 from rlx.backends.cpu.llvm.builder import Module, Typed, constant, vec
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.loops.looks import look_if
@@ -54,17 +58,7 @@ from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
 from rlx.kernels.affine import linear_index
-from rlx.kernels.expr import (
-    BOOL,
-    Acc,
-    Expr,
-    Load,
-    Select,
-    children,
-    const,
-    transform,
-    walk,
-)
+from rlx.kernels.expr import Expr, Load, transform
 from rlx.kernels.loops.analysis import linear_load
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Kernel
@@ -76,12 +70,11 @@ F32 = DTYPES["f32"]
 WIDTH = AttentionSchedule.WIDTH
 INF = float("inf")
 MANY_KEYS = 1 << 14  # from which on a few rows take so long that it is looked whether the run goes on
-AT_ONCE = 4  # vectors of scores whose powers are computed side by side
 I0, I1, I2, I3 = out_vars(4)
 
 
 class AttentionArguments(Arguments):
-    """The arguments of an attention kernel; strides are in elements, of (batch, head, row) each."""
+    """The arguments of an attention kernel; strides are of (batch, head, row) each, in bytes, of `out` in elements."""
 
     q: Address
     q_b: Number
@@ -118,11 +111,17 @@ class AttentionArguments(Arguments):
     count_b: Number  # elements from batch entry to batch entry
     panels: Number  # where panels start in scratch, in bytes, if they are made there
     row_part: Number  # rows of a chunk that are computed at a time
+    queries: Number  # where queries go in scratch as f32, in bytes, if they are not
+    first: Address  # the position of the first query row; 0: that of the last key less the other rows
+    first_b: Number
+    sinks: Address
+    sinks_h: Number  # elements from head to head, and from row to row
+    sinks_l: Number
 
 
 @dataclass(frozen=True)
 class Way:
-    """How an attention kernel reads keys and values: where they lie, for `few` query rows, or from panels.
+    """How an attention kernel reads keys and values: where they lie, for `few` query rows or a cache, or from panels.
 
     `own_panels`: a chunk packs them for itself. `streaming`: copies of a cache's rows are stored past the processor's
     caches.
@@ -147,8 +146,32 @@ def _old_rows(kernel: Kernel) -> tuple[OldRows | None, OldRows | None]:
     if len(kernel.stores) == 1:
         return None, None
     pairs = ((anchor.k, anchor.k_shape), (anchor.v, anchor.v_shape))
-    k, v = (old_rows(in_place(x), shape, kernel.stores[1:]) for x, shape in pairs)
+    k, v = (old_rows(x, shape, kernel.stores[1:]) for x, shape in pairs)
     return k, v
+
+
+def widens(anchor: Attention) -> bool:
+    """Whether queries are not f32 in memory."""
+    return anchor.q.dtype is not F32
+
+
+def place_words(anchor: Attention) -> dict[str, Argument]:
+    """Where the positions of first rows are, and the step from batch entry to batch entry."""
+    if anchor.place is None:
+        return {"first": 0, "first_b": 0}
+    assert isinstance(anchor.place, Load)
+    index = linear_index(anchor.place.indices, anchor.place.source.shape)
+    return {"first": Pointer(anchor.place.source, 8 * index.constant), "first_b": index.coefs.get(I0, 0)}
+
+
+def sink_words(anchor: Attention) -> dict[str, Argument]:
+    """Where the sinks are, and the steps from head to head and row to row."""
+    if anchor.sinks is None:
+        return dict.fromkeys(("sinks", "sinks_h", "sinks_l"), 0)
+    assert isinstance(anchor.sinks, Load)
+    index = linear_index(anchor.sinks.indices, anchor.sinks.source.shape)
+    steps = {"sinks_h": index.coefs.get(I1, 0), "sinks_l": index.coefs.get(I2, 0)}
+    return {"sinks": Pointer(anchor.sinks.source, 4 * index.constant), **steps}
 
 
 # ---- the kernel
@@ -160,18 +183,20 @@ def _emit_attention(kernel: Kernel, way: Way, target: Target) -> KernelCode:
     out = linear_index(store.index, store.buffer.shape)
     epilogue = epilogue_of(store, [I2], [anchor.q_shape[2]], I3, anchor.v_shape[3], F32)
     whole = way.own_panels
-
-    sizes = (anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3])
-    cut = once(AttentionSchedule(*sizes, not epilogue.in_place, whole, anchor.causal, target.rates))
+    shapes = anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3]
+    ways = not epilogue.in_place, whole, anchor.causal
+    cut = once(AttentionSchedule(*shapes, *ways, target.rates, widens(anchor), anchor.ring))
 
     def panels(x: Expr) -> Argument:
+        if way.few or whole:
+            return 0
         assert isinstance(x, Load)
-        return 0 if way.few or whole else Pointer(x.source)
+        return Pointer(x.source)
 
     words = AttentionArguments.given(
         **row_words("q", anchor.q),
-        **row_words("k", anchor.k if way.few or whole else None),
-        **row_words("v", anchor.v if way.few or whole else None),
+        **row_words("k", in_place(anchor.k) if way.few or whole else None),
+        **row_words("v", in_place(anchor.v) if way.few or whole else None),
         out=Pointer(store.buffer, store.buffer.dtype.itemsize * out.constant),
         out_b=out.coefs.get(I0, 0),
         out_h=out.coefs.get(I1, 0),
@@ -194,6 +219,9 @@ def _emit_attention(kernel: Kernel, way: Way, target: Target) -> KernelCode:
         **count_words(anchor),
         panels=part(cut, "panels"),
         row_part=part(cut, "part"),
+        queries=part(cut, "queries"),
+        **place_words(anchor),
+        **sink_words(anchor),
     )
     for old in _old_rows(kernel) if len(kernel.stores) > 1 else ():
         words += old_words(old)
@@ -230,129 +258,214 @@ class _Code:
 
     def emit(self) -> None:
         f = self.f
-        w = AttentionArguments.loaded(f)
-        heads, key_heads, rows, room, take = w.heads, w.key_heads, w.rows, w.keys, w.row_chunk
-        blocks = f.div(f.sub(f.add(rows, take), 1), take)
+        self.words = w = AttentionArguments.loaded(f)
+        blocks = f.div(f.sub(f.add(w.rows, w.row_chunk), 1), w.row_chunk)
         rest, block = f.div("%chunk", blocks), f.rem("%chunk", blocks)
-        b, h = f.div(rest, heads), f.rem(rest, heads)
-        keys = counted(f, self.anchor, w.count, w.count_b, b, room)
-        key_head = f.div(f.mul(h, key_heads), heads)
-        row0 = f.mul(block, take)
-        row1 = f.min(f.add(row0, take), rows)
+        b, h = f.div(rest, w.heads), f.rem(rest, w.heads)
+        keys = counted(f, self.anchor, w.count, w.count_b, b, w.keys)
+        key_head = f.div(f.mul(h, w.key_heads), w.heads)
+        self.seen = Seen(f, self.anchor, keys, self.first_position(b, keys), w.keys)
+        row0 = f.mul(block, w.row_chunk)
+        row1 = f.min(f.add(row0, w.row_chunk), w.rows)
         scores = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
         sums = f.offset(scores, w.row_sums)
-        stride, depth, value_depth = w.score_stride, w.depth, w.value_depth
-        heights = [block_rows(f, columns) if self.way.few else "" for columns in (depth, value_depth)]
-        seen = f.sub(keys, rows)  # keys that row 0 sees, less one, if causal
-        self.long = long = f.cmp("ge", keys, MANY_KEYS)
-
-        def whole_for_one(height: str) -> str:
-            """A single row uses each key once: there is nothing that a block would keep near."""
-            return f.select(f.cmp("eq", rows, 1), f.add(room, 1), height)
-
-        def share() -> tuple[str, str]:
-            """Which of how many shares of the old rows is copied: heads of the same keys, and blocks, have one each."""
-            alike = f.div(heads, key_heads)
-            return f.add(f.mul(f.rem(h, alike), blocks), block), f.mul(alike, blocks)
-
-        q, q_step = rows_of(f, w, "q", b, h)
-        out, out_step = ("", "") if not self.epilogue.in_place else rows_of(f, w, "out", b, h)
-        matrix = f.add(f.mul(b, key_heads), key_head)
-        k_size, v_size = (
-            f.mul(f.and_(f.add(n, WIDTH - 1), -WIDTH), m) for n, m in ((room, depth), (value_depth, room))
-        )
-        if self.way.own_panels:
-            k_panels = f.offset(scores, w.panels)
-            v_panels = f.gep(k_panels, k_size, "float")
-            k, k_step = rows_of(f, w, "k", b, key_head)
-            v, v_step = rows_of(f, w, "v", b, key_head)
-            pack_columns(f, self.lanes, k, k_step, k_panels, keys, depth)
-            pack_rows(f, self.lanes, v, v_step, v_panels, keys, value_depth, room)
-        else:
-            k_panels = f.gep(w.k_panels, f.mul(matrix, k_size), "float")
-            v_panels = f.gep(w.v_panels, f.mul(matrix, v_size), "float")
+        self.long = f.cmp("ge", self.seen.keys, MANY_KEYS)
+        alike = f.div(w.heads, w.key_heads)
+        # which of how many shares of the old rows is copied: heads of the same keys, and blocks, have one each
+        self.share = f.add(f.mul(f.rem(h, alike), blocks), block), f.mul(alike, blocks)
+        at = b, h, key_head
+        panels = self.panels_of(at, scores)
         scope = Scope(1, None, {I0: b, I1: h})
-        shared = self.shared_by_rows(scope, sums, stride, keys)
+        softmax = Softmax(self.emitter, self.anchor, self.score, self.seen, (scores, w.score_stride), sums)
+        softmax.share_by_rows(scope, row0)
+        sinks = None if self.anchor.sinks is None else f.gep(w.sinks, f.mul(h, w.sinks_h), "float")
 
         def some_rows(first: str, _: list[str]) -> None:
             last = f.min(f.add(first, w.row_part), row1)
-            count = f.sub(last, first)
-            limit = f.max(f.min(f.add(last, seen), keys), 0) if self.anchor.causal else keys
-            # zeros stand after a row's last key; sums over more than one block of keys take them all, for equal blocks
-            summed = f.select(f.cmp("gt", keys, K_BLOCK), keys, limit) if self.anchor.causal else keys
-            lines = f.gep(q, f.mul(first, q_step), "float")
-            if not self.epilogue.in_place:
-                result, step = f.offset(scores, w.results), f.and_(f.add(value_depth, 15), -16)
-            else:
-                result, step = f.gep(out, f.mul(first, out_step), "float"), out_step
-
-            def few_scores() -> None:
-                def times(k: Rows, first: str, stop: str) -> None:
-                    to, keys = (f.gep(scores, first, "float"), stride), f.max(f.sub(stop, first), 0)
-                    rows_times_rows(f, self.lanes, (lines, q_step), k, to, count, keys, depth)
-
-                k, done = rows_of(f, w, "k", b, key_head), "0"
-                if self.copies["k"] is not None:
-                    done = self.old_part("k", k, (b, key_head), share(), (heights[0], depth), limit, times)
-                self.in_blocks(k, done, limit, whole_for_one(heights[0]), times)
-
-            def few_results() -> None:
-                def weighted(v: Rows, first: str, stop: str) -> None:
-                    weights, keys = (f.gep(scores, first, "float"), stride), f.max(f.sub(stop, first), 0)
-                    to, more = (result, step), f.cmp("gt", first, 0, "i64")
-                    weighted_rows(f, self.lanes, weights, v, to, count, keys, value_depth, more)
-
-                v, done = rows_of(f, w, "v", b, key_head), "0"
-                if self.copies["v"] is not None:
-                    done = self.old_part("v", v, (b, key_head), share(), (heights[1], value_depth), summed, weighted)
-                # at least once: without keys, sums are 0
-                self.in_blocks(
-                    v, done, f.max(summed, f.add(done, 1, "i64")), whole_for_one(heights[1]), weighted, summed
-                )
-
-            def by_panels(a: Rows, panels: str, height: str, to: Rows, columns: str, along: str) -> None:
-                """Rows of products with panels of `height` rows each, of which the first `along` are multiplied."""
-                sizes: list[Typed] = [count, columns, along, ("i64", K_BLOCK)]
-                size = f.mul(height, WIDTH)
-                f.call(w.block, [*a, panels, size, *to, *sizes, "null"])
-
-            def many_scores() -> None:
-                by_panels((lines, q_step), k_panels, depth, (scores, stride), limit, depth)
-
-            def many_results() -> None:
-                by_panels((scores, stride), v_panels, room, (result, step), value_depth, summed)
-
-            (few_scores if self.way.few else many_scores)()
-            look_if(f, long)
-            self.softmax(scope, first, last, scores, stride, sums, (keys, seen, summed), shared)
-            look_if(f, long)
-            (few_results if self.way.few else many_results)()
-            self.finish(scope, first, last, sums, result, step, value_depth)
+            self.some_rows(softmax, scope, at, panels, (first, last), sinks)
 
         f.loop(row0, row1, w.row_part, [], some_rows)
         if self.way.streaming:
             end_streams(f, self.target)
         f.ret()
 
+    def first_position(self, b: str, keys: str) -> str:
+        """The position of query row 0."""
+        f, w = self.f, self.words
+        if self.anchor.place is not None:
+            return f.load("i64", f.gep(w.first, f.mul(b, w.first_b), "i64"))
+        return f.sub(keys, w.rows if self.anchor.apart else 1)
+
+    def panels_of(self, at: tuple[str, str, str], scratch: str) -> tuple[str, str]:
+        """The panels of the keys and values of a head, where they are used."""
+        f, w = self.f, self.words
+        if self.way.few:
+            return "", ""
+        b, _, key_head = at
+        k_size, v_size = (
+            f.mul(f.and_(f.add(n, WIDTH - 1), -WIDTH), m) for n, m in ((w.keys, w.depth), (w.value_depth, w.keys))
+        )
+        if self.way.own_panels:
+            k_panels = f.offset(scratch, w.panels)
+            v_panels = f.gep(k_panels, k_size, "float")
+            keys = self.seen.keys
+            pack_columns(f, self.lanes, self.stored("k", b, key_head), k_panels, keys, w.depth)
+            pack_rows(f, self.lanes, self.stored("v", b, key_head), v_panels, keys, w.value_depth, w.keys)
+            return k_panels, v_panels
+        matrix = f.add(f.mul(b, w.key_heads), key_head)
+        k_panels = f.gep(w.k_panels, f.mul(matrix, k_size), "float")
+        return k_panels, f.gep(w.v_panels, f.mul(matrix, v_size), "float")
+
+    def stored(self, name: str, b: str, head: str) -> StoredRows:
+        """The rows of queries, keys or values as they lie in memory."""
+        return rows_of(self.f, self.words, name, b, head, in_place(getattr(self.anchor, name)))
+
+    def some_rows(
+        self,
+        softmax: Softmax,
+        scope: Scope,
+        at: tuple[str, str, str],
+        panels: tuple[str, str],
+        rows: tuple[str, str],
+        sinks: str | None,
+    ) -> None:
+        """The results of some query rows, whose scores are in scratch meanwhile."""
+        f, w, seen = self.f, self.words, self.seen
+        first, last = rows
+        b, h, key_head = at
+        count = f.sub(last, first)
+        lines = self.queries(b, h, first, count)
+        start, stop = seen.start(first), seen.stop(f.sub(last, 1))
+        # zeros stand before and after what a row sees; sums over more than one block of keys take all of these, for
+        # equal blocks
+        summed = f.select(f.cmp("gt", seen.keys, K_BLOCK), seen.keys, stop) if self.anchor.causal else seen.keys
+        from_block = f.and_(start, -K_BLOCK) if seen.has_start else 0
+        scores = softmax.lines
+        if not self.epilogue.in_place:
+            result, step = f.offset(scores[0], w.results), f.and_(f.add(w.value_depth, 15), -16)
+        else:
+            out, step = self.results(b, h)
+            result = f.gep(out, f.mul(first, step), "float")
+        sizes = count, w.depth, w.value_depth
+        groups = row_groups(self.anchor.q_shape[2], self.lanes)
+
+        def few_scores() -> None:
+            def times(k: StoredRows, here: str, end: str) -> None:
+                to = f.gep(scores[0], here, "float"), scores[1]
+                some = count, f.max(f.sub(end, here), 0), w.depth
+                rows_times_rows(f, self.lanes, lines, k, to, some, groups)
+
+            self.over_keys("k", (b, key_head), w.depth, (start, stop), times)
+
+        def few_results() -> None:
+            def weighted(v: StoredRows, here: str, end: str) -> None:
+                weights = f.gep(scores[0], here, "float"), scores[1]
+                some = count, f.max(f.sub(end, here), 0), w.value_depth
+                weighted_rows(f, self.lanes, weights, v, (result, step), some, groups)
+
+            zero_rows(f, self.lanes, (result, step), count, w.value_depth)
+            self.over_keys("v", (b, key_head), w.value_depth, (start, stop), weighted)
+
+        def many_scores() -> None:
+            begin = f.and_(start, -WIDTH) if seen.has_start else 0
+            to = f.gep(scores[0], begin, "float"), scores[1]
+            keys, some = panels[0], stop
+            if seen.has_start:
+                keys, some = f.gep(keys, f.mul(begin, w.depth), "float"), f.max(f.sub(stop, begin), 0)
+            self.by_panels(lines, keys, w.depth, to, (count, some, w.depth))
+
+        def many_results() -> None:
+            weights = f.gep(scores[0], from_block, "float"), scores[1]
+            values = f.gep(panels[1], f.mul(from_block, WIDTH) if seen.has_start else 0, "float")
+            along = f.max(f.sub(summed, from_block), 0) if seen.has_start else summed
+            self.by_panels(weights, values, w.keys, (result, step), (count, sizes[2], along))
+
+        (few_scores if self.way.few else many_scores)()
+        look_if(f, self.long)
+        softmax.emit(scope, rows, (from_block, stop if self.way.few else summed), sinks, w.sinks_l)
+        look_if(f, self.long)
+        (few_results if self.way.few else many_results)()
+        self.finish(scope, rows, softmax.sums, result, step)
+
+    def queries(self, b: str, h: str, first: str, count: str) -> Rows:
+        """Some query rows as f32."""
+        f, w = self.f, self.words
+        rows = self.stored("q", b, h).from_row(f, first)
+        if not widens(self.anchor):
+            return rows.floats(f)
+        scratch = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
+        to = f.offset(scratch, w.queries), f.and_(f.add(w.depth, 15), -16)
+        widened_rows(f, self.lanes, rows, to, count, w.depth)
+        return to
+
+    def results(self, b: str, h: str) -> Rows:
+        """The rows of results, where sums can take their places."""
+        f, w = self.f, self.words
+        return f.gep(w.out, f.add(f.mul(b, w.out_b), f.mul(h, w.out_h)), "float"), w.out_l
+
+    def by_panels(self, a: Rows, panels: str, height: str, to: Rows, sizes: tuple[str, str, str]) -> None:
+        """Rows of products with panels of `height` rows each; `sizes`: rows, columns, rows that are multiplied."""
+        f = self.f
+        numbers: list[Typed] = [*sizes, ("i64", K_BLOCK)]
+        f.call(self.words.block, [*a, panels, f.mul(height, WIDTH), *to, *numbers, "null"])
+
+    def over_keys(
+        self,
+        role: str,
+        at: tuple[str, str],
+        columns: str,
+        part: tuple[str | int, str],
+        use: Callable[[StoredRows, str, str], None],
+    ) -> None:
+        """Uses the keys or values of the positions part[0] to part[1], block by block, and copies old rows on the way.
+
+        `use` gets the block's rows, the first one's number, and the number after the last one's.
+        """
+        f = self.f
+        rows, (start, stop) = self.stored(role, *at), part
+        height = block_rows(f, columns)
+        done = start
+        if self.copies[role] is not None:
+            done = f.max(start, self.old_part(role, rows.floats(f), at, (height, columns), part, use))
+        # a single row uses each key once: there is nothing that a block would keep near
+        height = f.select(f.cmp("eq", self.words.rows, 1), f.add(self.words.keys, 1), height)
+
+        def block(here: str, _: list[str], rows: StoredRows, stop: str, moved: str) -> None:
+            look_if(f, f.and_(self.long, f.cmp("ne", here, start, "i64"), "i1"))
+            use(rows.from_row(f, f.sub(here, moved)), here, f.min(f.add(here, height), stop))
+
+        if not self.anchor.ring:
+            f.loop(done, stop, height, [], lambda i, a: block(i, a, rows, stop, "0"))
+            return
+
+        def turn(number: str, _: list[str]) -> None:
+            one = f.cmp("eq", number, 0)
+            moved = f.select(one, self.seen.moved, self.seen.turn, "i64")
+            first = f.select(one, start, f.max(start, self.seen.turn), "i64")
+            last = f.select(one, f.min(stop, self.seen.turn), stop, "i64")
+            f.loop(first, last, height, [], lambda i, a: block(i, a, rows, last, moved))
+
+        f.loop(0, 2, 1, [], turn)
+
     def old_part(
         self,
         role: str,
         target: Rows,
         at: tuple[str, str],
-        share: tuple[str, str],
         block: tuple[str, str],
-        seen: str,
-        use: Callable[[Rows, str, str], None],
+        seen: tuple[str | int, str],
+        use: Callable[[StoredRows, str, str], None],
     ) -> str:
-        """Copies a share of the old rows and uses those below `seen`, block by block; returns how many that are.
+        """Copies a share of the old rows and uses those of seen[0] to seen[1], block by block.
 
-        `use` gets the block's rows, the first one's number, and the number after the last one's. `block` is the rows of
-        one and their columns.
+        Returns the number after the last of these. `block` is the rows of one and their columns.
         """
-        f = self.f
+        f, share = self.f, self.share
         first_word = len(AttentionArguments.names()) + "kv".index(role) * len(OldRowsArguments.names())
         w = OldRowsArguments.loaded(f, first=first_word)
-        source, count = rows_of(f, w, "rows", *at), w.count
+        old = self.copies[role]
+        assert old is not None
+        source, count = rows_of(f, w, "rows", *at, old.source), w.count
         copied0, copied1 = (f.div(f.mul(count, n), share[1]) for n in (share[0], f.add(share[0], 1)))
         streams = None
         if self.way.streaming:
@@ -361,171 +474,18 @@ class _Code:
 
         def some(first: str, _: list[str]) -> None:
             stop = f.min(f.add(first, block[0]), count)
-            copy_rows(f, self.lanes, source, target, (f.max(first, copied0), f.min(stop, copied1)), block, streams)
-            use((f.gep(source[0], f.mul(first, source[1]), "float"), source[1]), first, f.min(stop, seen))
+            mine = f.max(first, copied0), f.min(stop, copied1)
+            copy_rows(f, self.lanes, source.floats(f), target, mine, block, streams)
+            here = f.max(first, seen[0])
+            use(source.from_row(f, here), here, f.min(stop, seen[1]))
 
         f.loop(0, count, block[0], [], some)
-        return f.min(count, seen)
+        return f.min(count, seen[1])
 
-    def in_blocks(
-        self, rows: Rows, first: str, stop: str, height: str, use: Callable[[Rows, str, str], None], last: str = ""
-    ) -> None:
-        """Uses keys or values from the first up to `stop`, block by block; those after `last` do not count."""
-        f = self.f
-
-        def block(at: str, _: list[str]) -> None:
-            look_if(f, f.and_(self.long, f.cmp("ne", at, first, "i64"), "i1"))
-            use((f.gep(rows[0], f.mul(at, rows[1]), "float"), rows[1]), at, f.min(f.add(at, height), last or stop))
-
-        f.loop(first, stop, height, [], block)
-
-    def shared_by_rows(self, scope: Scope, sums: str, stride: str, keys: str) -> tuple[Expr, str] | None:
-        """What all rows have of the score (a bias, or where a mask is true) is computed once, in the row before the
-        sums: the expression, and that row's address. A bool is 1 or 0 there.
-        """
-        f = self.f
-        if self.score is None:
-            return None
-        self.emitter.hoist(self.score, frozenset((I2, I3)), scope)
-        part = self.shared_part(self.score)
-        if part is None:
-            return None
-        line = f.gep(sums, f.neg(stride), "float")
-        self.fill(scope, part, line, keys)
-        return part, line
-
-    def shared_part(self, score: Expr) -> Expr | None:
-        """A computed part of the score, f32 or bool, that depends on the key but on neither row nor product."""
-        rest, seen = [score], set()
-        while rest:
-            e = rest.pop()
-            own = self.emitter.depends(e)
-            if e in seen or isinstance(e, Load) or I3 not in own:
-                continue
-            seen.add(e)
-            if e.dtype in (F32, BOOL) and I2 not in own and not any(isinstance(x, Acc) for x in walk(e)):
-                return e
-            rest.extend(reversed(tuple(children(e))))
-        return None
-
-    def softmax(
-        self,
-        scope: Scope,
-        row0: str,
-        row1: str,
-        scores: str,
-        stride: str,
-        sums: str,
-        sizes: tuple[str, str, str],
-        shared: tuple[Expr, str] | None,
-    ) -> None:
-        """Scores become exp(score - largest of the row); the sum and the largest of each row are kept."""
-        f, lanes, vector, emitter = self.f, self.lanes, self.vector, self.emitter
-        keys, seen, summed = sizes
-
-        def places(i: str) -> tuple[str, str, str]:
-            """The row of scores, where its sum and largest go, and the keys that it sees."""
-            at = f.sub(i, row0)
-            n = f.max(f.min(f.add(f.add(i, 1), seen), keys), 0) if self.anchor.causal else keys
-            return f.gep(scores, f.mul(at, stride), "float"), f.gep(sums, f.mul(at, 2), "float"), n
-
-        def padded(n: str) -> str:
-            return f.and_(f.add(n, lanes - 1), -lanes)
-
-        def largest(i: str, _: list[str]) -> None:
-            line, place, n = places(i)
-            inside = scope.inner({I2: i})
-            if self.score is not None:
-                emitter.hoist(self.score, frozenset((I3,)), inside)
-
-            def scaled(j: str, w: int) -> str:
-                p = f.gep(line, j, "float")
-                ty = vector if w > 1 else "float"
-                value = f.mul(f.load(ty, p), self.anchor.scale, ty)
-                if self.score is not None:
-                    here = inside.inner({I3: j}, w, I3 if w > 1 else None)
-                    if shared is not None:
-                        part, at = shared
-                        found = f.load(ty, f.gep(at, j, "float"))
-                        here.cache[part] = (f.cmp("ne", found, 0.0, ty) if part.dtype is BOOL else found), w
-                    emitter.acc = lambda _: (value, w)
-                    value = emitter.lanes_of(self.score, here)
-                f.store(value, p)
-                return value
-
-            whole = f.and_(n, -lanes)
-            low = constant(-INF, vector)
-            tops = f.loop(0, whole, lanes, [(vector, low)], lambda j, a: [f.max(scaled(j, lanes), a[0], vector)])
-            last = f.loop(whole, n, 1, [("float", -INF)], lambda j, a: [f.max(scaled(j, 1), a[0], "float")])
-            f.loop(n, padded(n), 1, [], lambda j, _: f.store(-INF, f.gep(line, j, "float"), ty="float"))
-            top = f.max(f.reduce(tops[0], f.max), last[0], "float")
-            if self.anchor.empty_row == "zero":
-                lowest = f.cmp("eq", top, -INF, "float")
-                (top,) = f.if_(lowest, lambda: [("float", unless_nan(line, n))], lambda: [("float", top)])
-            f.store(top, f.gep(place, 1, "float"))
-
-        def unless_nan(line: str, n: str) -> str:
-            """-inf, which the largest of scores of NaN and -inf is too, or NaN where one of them is."""
-
-            def worst(j: str, found: list[str]) -> list[str]:
-                score = f.load("float", f.gep(line, j, "float"))
-                return [f.select(f.cmp("ne", score, score, "float"), score, found[0], "float")]
-
-            return f.loop(0, n, 1, [("float", -INF)], worst)[0]
-
-        def powers(i: str, _: list[str]) -> None:
-            line, place, n = places(i)
-            top = f.load("float", f.gep(place, 1, "float"))
-
-            def power(count: int) -> Callable[[str, list[str]], list[str]]:
-                """So many vectors at once, whose chains of operations would else wait for one another."""
-
-                def body(j: str, a: list[str]) -> list[str]:
-                    p, w = f.gep(line, j, "float"), count * lanes
-                    value = vmath.exp_below(f, f.sub(f.load(vec("float", w), p), f.splat(top, w)), w)
-                    f.store(value, p)
-                    total = a[0]
-                    for q in range(0, w, lanes):
-                        total = f.add(total, f.shuffle(value, None, list(range(q, q + lanes))) if w > lanes else value)
-                    return [total]
-
-                return body
-
-            end = padded(n)
-            whole = f.and_(end, -AT_ONCE * lanes)
-            added = f.loop(0, whole, AT_ONCE * lanes, [(vector, constant(0.0, vector))], power(AT_ONCE))
-            added = f.loop(whole, end, lanes, [(vector, added[0])], power(1))
-            total = f.reduce(added[0], f.add)
-            if self.anchor.empty_row == "mended":
-
-                def mend() -> list[Typed]:
-                    f.loop(0, end, lanes, [], lambda j, _: f.store(0.0, f.gep(line, j, "float"), ty=vector))
-                    return [("float", constant(1.0, "float"))]
-
-                (total,) = f.if_(f.cmp("ne", total, total, "float"), mend, lambda: [("float", total)])
-            f.store(f.select(f.cmp("eq", keys, 0, "i64"), 1.0, total, "float"), place)  # no keys: sums are 0
-            f.loop(end, summed, lanes, [], lambda j, _: f.store(0.0, f.gep(line, j, "float"), ty=vector))
-
-        # two turns over the rows: in each of them no row waits for what another one ends with
-        f.loop(row0, row1, 1, [], largest)
-        f.loop(row0, row1, 1, [], powers)
-
-    def fill(self, scope: Scope, part: Expr, line: str, keys: str) -> None:
-        """Stores this part of the score for each key."""
-        f, lanes = self.f, self.lanes
-        part = part if part.dtype is F32 else Select(part, const(1.0, F32), const(0.0, F32))
-
-        def put(j: str, w: int) -> None:
-            here = scope.inner({I3: j}, w, I3 if w > 1 else None)
-            f.store(self.emitter.lanes_of(part, here), f.gep(line, j, "float"), ty=vec("float", w))
-
-        whole = f.and_(keys, -lanes)
-        f.loop(0, whole, lanes, [], lambda j, _: put(j, lanes))
-        f.loop(whole, keys, 1, [], lambda j, _: put(j, 1))
-
-    def finish(self, scope: Scope, row0: str, row1: str, sums: str, result: str, step: str, columns: str) -> None:
+    def finish(self, scope: Scope, rows: tuple[str, str], sums: str, result: str, step: str) -> None:
         """Divides each row by its sum and stores what the epilogue makes of it."""
         f = self.f
+        row0, columns = rows[0], self.words.value_depth
 
         def divided(row: str) -> Callable[[str, int], str]:
             place = f.gep(sums, f.mul(f.sub(row, row0), 2), "float")
@@ -541,4 +501,4 @@ class _Code:
 
             return by
 
-        self.epilogue.block(self.emitter, (row0, row1), ("0", columns), result, step, scope, divided)
+        self.epilogue.block(self.emitter, rows, ("0", columns), result, step, scope, divided)

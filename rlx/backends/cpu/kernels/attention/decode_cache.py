@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-from rlx.backends.cpu.kernels.attention.old_rows import in_place, old_rows
+from rlx.backends.cpu.kernels.attention.old_rows import old_rows
+from rlx.backends.cpu.kernels.attention.stored_rows import in_place
 from rlx.backends.cpu.kernels.attention.strategies import Attend
 from rlx.backends.cpu.schedule.base import MIN_CHUNKS
 from rlx.ir.dtype import DTYPES
-from rlx.kernels.expr import loads
+from rlx.kernels.expr import Load, loads
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.records import replace
@@ -101,7 +102,10 @@ def _makers(kernel: Kernel, copies: dict[Buffer, Kernel]) -> list[Kernel]:
     if not isinstance(heads, int) or not isinstance(key_heads, int) or heads < MIN_CHUNKS or heads % key_heads:
         return []
     k, v = in_place(anchor.k), in_place(anchor.v)
-    others = [anchor.q, anchor.score, anchor.count, *(e for store in kernel.stores for e in (store.expr, *store.index))]
+    if anchor.ring or not isinstance(k, Load) or not isinstance(v, Load):  # a ring or blocks are no copies that grow
+        return []
+    given = (anchor.q, anchor.score, anchor.count, anchor.place, anchor.sinks)
+    others = [*given, *(e for store in kernel.stores for e in (store.expr, *store.index))]
     read = {load.source.base for e in others if e is not None for load in loads(e)}
     found = []
     for operand, shape, other in ((k, anchor.k_shape, v), (v, anchor.v_shape, k)):

@@ -32,8 +32,10 @@ def heads_as_rows(kernel: Kernel) -> Kernel:
     index = tuple(substitute_vars(i, at) for i in store.index)
     extents = (batch, heads // count, count, store.extents[3])
     made = replace(store, extents=extents, index=index, expr=substitute_vars(store.expr, at))
-    score = None if anchor.score is None else substitute_vars(anchor.score, at)
+    q, score, sinks = (x and substitute_vars(x, at) for x in (anchor.q, anchor.score, anchor.sinks))
+    assert q is not None
     shape = (batch, heads // count, count, depth)
-    # the one row sees every key, causal or not
-    anchor = replace(anchor, q=substitute_vars(anchor.q, at), score=score, q_shape=shape, causal=False)
+    # the one row sees every key that there is, causal or not, unless it has a place of its own
+    causal = anchor.causal and anchor.place is not None
+    anchor = replace(anchor, q=q, score=score, sinks=sinks, q_shape=shape, causal=causal, apart=0)
     return replace(kernel, stores=(made,), anchor=anchor)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cpu.kernels.attention.pack_kv import row_words
+from rlx.backends.cpu.kernels.attention.stored_rows import in_place
 from rlx.backends.cpu.schedule.arguments import Address, Argument, Arguments, Number
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import Shape, Size
 from rlx.kernels.affine import linear_index
-from rlx.kernels.expr import I64, Expr, Load, Select, Var, const, substitute_vars
+from rlx.kernels.expr import I64, Expr, Load, Var, const, substitute_vars
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Store
 from rlx.records import dataclass, replace
 
-__all__ = ["OldRows", "OldRowsArguments", "in_place", "old_rows", "old_words"]
+__all__ = ["OldRows", "OldRowsArguments", "old_rows", "old_words"]
 
 F32 = DTYPES["f32"]
 AXES = out_vars(4)
@@ -31,7 +32,7 @@ class OldRows:
 
 
 class OldRowsArguments(Arguments):
-    """The arguments that say where copied rows of keys, or values, come from; strides are in elements."""
+    """The arguments that say where copied rows of keys, or values, come from; strides are in bytes."""
 
     rows: Address
     rows_b: Number  # of (batch, head, row) each
@@ -46,15 +47,11 @@ def old_words(old: OldRows | None) -> list[Argument]:
     return OldRowsArguments.given(**row_words("rows", source), count=count)
 
 
-def in_place(operand: Expr) -> Load:
-    """How few rows read keys or values: as they are."""
-    operand = operand.a if isinstance(operand, Select) else operand
-    assert isinstance(operand, Load)
-    return operand
-
-
-def old_rows(operand: Load, shape: Shape, stores: Sequence[Store]) -> OldRows | None:
+def old_rows(operand: Expr, shape: Shape, stores: Sequence[Store]) -> OldRows | None:
     """The one of the stores that copies the first rows of this operand of attention, of that shape, if there is one."""
+    operand = in_place(operand)
+    if not isinstance(operand, Load) or operand.dtype is not F32:
+        return None
     buffer, place = operand.source, linear_index(operand.indices, operand.source.shape)
     if buffer.offset != 0 or place.constant != 0:
         return None

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.tile import transpose
-from rlx.backends.cpu.kernels.attention.decode import Rows
+from rlx.backends.cpu.kernels.attention.stored_rows import StoredRows, where_of
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, name_kernel
 from rlx.backends.cpu.schedule.arguments import Address, Argument, Arguments, KernelCode, Number, Pointer, Product
 from rlx.backends.cpu.schedule.attention import AttentionSchedule
 from rlx.backends.cpu.target import Target
+from rlx.ir.shape import Size
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Expr, Load
 from rlx.kernels.lowering import Attention, out_vars
@@ -24,7 +25,7 @@ I0, I1, I2, _ = out_vars(4)
 
 
 class PackKvArguments(Arguments):
-    """The arguments of the packing kernel; strides as in `row_names`, in elements."""
+    """The arguments of the packing kernel; strides as in `row_names`, in bytes."""
 
     k: Address
     k_b: Number
@@ -45,7 +46,7 @@ class PackKvArguments(Arguments):
 
 
 def row_names(name: str) -> tuple[str, str, str, str]:
-    """The arguments of an operand: its address and its strides of batches, heads and rows."""
+    """The arguments of an operand: its address and its strides of batches, heads and rows, in bytes."""
     return name, f"{name}_b", f"{name}_h", f"{name}_l"
 
 
@@ -53,16 +54,26 @@ def row_words(name: str, x: Expr | None) -> dict[str, Argument]:
     """What the arguments `row_names` of an operand are; zeros where it is not read."""
     if x is None:
         return dict.fromkeys(row_names(name), 0)
-    assert isinstance(x, Load)
-    index = linear_index(x.indices, x.source.shape)
-    words = (Pointer(x.source, 4 * index.constant), *(index.coefs.get(v, 0) for v in (I0, I1, I2)))
+    found = where_of(x)
+    assert found is not None
+    index, block, size = found.index, found.format.block, found.format.nbytes
+
+    def in_bytes(elements: Size) -> Size:
+        return elements * size if block == 1 else elements // block * size
+
+    words = (
+        Pointer(found.source, in_bytes(index.constant)),
+        *(in_bytes(index.coefs.get(v, 0)) for v in (I0, I1, I2)),
+    )
     return dict(zip(row_names(name), words, strict=True))
 
 
-def rows_of(f: Function, w: Arguments, name: str, b: str, head: str) -> Rows:
+def rows_of(f: Function, w: Arguments, name: str, b: str, head: str, x: Expr) -> StoredRows:
     """The rows of a batch entry and head of an operand."""
     start, b_step, h_step, step = (getattr(w, i) for i in row_names(name))
-    return f.gep(start, f.add(f.mul(b, b_step), f.mul(head, h_step)), "float"), step
+    found = where_of(x)
+    assert found is not None
+    return StoredRows(f.offset(start, f.add(f.mul(b, b_step), f.mul(head, h_step))), step, found.format)
 
 
 def count_words(anchor: Attention) -> dict[str, Argument]:
@@ -101,40 +112,35 @@ def emit_pack(kernel: Kernel, target: Target) -> KernelCode:
     w = PackKvArguments.loaded(f)
     b, h = f.div("%chunk", w.key_heads), f.rem("%chunk", w.key_heads)
 
-    def matrix(name: str, rows: str, panels: str, columns: str) -> tuple[str, str, str]:
-        start, b_step, h_step, step = (getattr(w, i) for i in row_names(name))
-        at = f.add(f.mul(b, b_step), f.mul(h, h_step))
+    def panels(start: str, rows: str, columns: str) -> str:
         count = f.mul(f.div(f.add(columns, WIDTH - 1), WIDTH), f.mul(rows, WIDTH))
-        out = f.gep(panels, f.mul("%chunk", count), "float")
-        return f.gep(start, at, "float"), step, out
+        return f.gep(start, f.mul("%chunk", count), "float")
 
     count = counted(f, anchor, w.count, w.count_b, b, w.keys)
-    k, k_step, k_out = matrix("k", w.depth, w.k_panels, w.keys)
-    pack_columns(f, lanes, k, k_step, k_out, count, w.depth)
-    v, v_step, v_out = matrix("v", w.keys, w.v_panels, w.value_depth)
-    pack_rows(f, lanes, v, v_step, v_out, count, w.value_depth, w.keys)
+    k, v = rows_of(f, w, "k", b, h, anchor.k), rows_of(f, w, "v", b, h, anchor.v)
+    pack_columns(f, lanes, k, panels(w.k_panels, w.depth, w.keys), count, w.depth)
+    pack_rows(f, lanes, v, panels(w.v_panels, w.keys, w.value_depth), count, w.value_depth, w.keys)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     return KernelCode(symbol, ir, tuple(words), Product((batch, heads)))
 
 
-def pack_columns(f: Function, lanes: int, x: str, step: str, out: str, rows: str, depth: str) -> None:
+def pack_columns(f: Function, lanes: int, x: StoredRows, out: str, rows: str, depth: str) -> None:
     """Rows of `depth` become columns of panels [depth][16], zeros where there are no more rows."""
-    vector = f"<{lanes} x float>"
 
     def panel(first: str, _: list[str]) -> None:
-        source, target = f.gep(x, f.mul(first, step), "float"), f.gep(out, f.mul(first, depth), "float")
+        source, target = x.from_row(f, first), f.gep(out, f.mul(first, depth), "float")
         count = f.min(f.sub(rows, first), WIDTH)
 
         def square(d: str, _: list[str]) -> None:
             for j in range(0, WIDTH, lanes):
-                lines = [f.gep(source, f.add(f.mul(step, j + q), d), "float") for q in range(lanes)]
-                for q, value in enumerate(transpose(f, [f.load(vector, p) for p in lines])):
+                lines = [x.format.some(f, source.row(f, j + q), d, lanes) for q in range(lanes)]
+                for q, value in enumerate(transpose(f, lines)):
                     f.store(value, f.gep(target, f.add(f.mul(f.add(d, q), WIDTH), j), "float"))
 
         def single(d: str, _: list[str]) -> None:
             def cell(i: str, _: list[str]) -> None:
-                value = f.load("float", f.gep(source, f.add(f.mul(i, step), d), "float"))
+                value = x.format.some(f, source.row(f, i), d, 1)
                 f.store(value, f.gep(target, f.add(f.mul(d, WIDTH), i), "float"))
 
             def zero(i: str, _: list[str]) -> None:
@@ -150,28 +156,30 @@ def pack_columns(f: Function, lanes: int, x: str, step: str, out: str, rows: str
     f.loop(0, rows, WIDTH, [], panel)
 
 
-def pack_rows(f: Function, lanes: int, x: str, step: str, out: str, rows: str, columns: str, room: str) -> None:
+def pack_rows(f: Function, lanes: int, x: StoredRows, out: str, rows: str, columns: str, room: str) -> None:
     """Rows are cut into panels [room][16], zeros where there are no more columns."""
-    vector = f"<{lanes} x float>"
 
     def panel(first: str, _: list[str]) -> None:
         target = f.gep(out, f.mul(first, room), "float")
-        source = f.gep(x, first, "float")
         count = f.sub(columns, first)
         masks = [f.mask_below(f.sub(count, j), lanes) for j in range(0, WIDTH, lanes)]
 
         def row(masked: bool) -> Callable[[str, list[str]], None]:
             def body(i: str, _: list[str]) -> None:
-                p, place = f.gep(source, f.mul(i, step), "float"), f.gep(target, f.mul(i, WIDTH), "float")
+                p, place = x.row(f, i), f.gep(target, f.mul(i, WIDTH), "float")
                 for j, mask in zip(range(0, WIDTH, lanes), masks, strict=True):
-                    at = f.gep(p, j, "float")
-                    value = f.masked_load(vector, at, mask) if masked else f.load(vector, at)
+                    d = f.add(first, j)
+                    if masked:
+                        value = x.format.masked(f, f.offset(p, x.format.at(f, d)), lanes, mask)
+                    else:
+                        value = x.format.some(f, p, d, lanes)
                     f.store(value, f.gep(place, j, "float"))
 
             return body
 
         whole = f.cmp("ge", count, WIDTH)
         f.loop(0, f.select(whole, rows, 0, "i64"), 1, [], row(False))
-        f.loop(0, f.select(whole, 0, rows, "i64"), 1, [], row(True))
+        if x.format.block == 1:
+            f.loop(0, f.select(whole, 0, rows, "i64"), 1, [], row(True))
 
     f.loop(0, columns, WIDTH, [], panel)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from rlx.backends.cpu.kernels.alternatives import alternatives, only_where
 from rlx.backends.cpu.kernels.attention.attention import Way, emit
 from rlx.backends.cpu.kernels.attention.grouped_heads import heads_as_rows
-from rlx.backends.cpu.kernels.attention.old_rows import in_place
 from rlx.backends.cpu.kernels.attention.pack_kv import emit_pack
+from rlx.backends.cpu.kernels.attention.stored_rows import BLOCKS, FLOATS, in_place
 from rlx.backends.cpu.loops.nest import emit_nest
 from rlx.backends.cpu.schedule.arguments import KernelCode
 from rlx.backends.cpu.schedule.attention import AttentionSchedule
@@ -17,14 +17,15 @@ from rlx.backends.cpu.schedule.choice import Choice, Limit
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step, computed
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.encoding import Encoding
 from rlx.ir.shape import Shape, Size, ceildiv
 from rlx.kernels.affine import Affine
-from rlx.kernels.expr import I64, Expr, Load, Select, const, guarded, size_expr, substitute_vars
+from rlx.kernels.expr import I64, Cast, Expr, Load, Select, const, guarded, size_expr, substitute_vars
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["ATTENTION", "Attend", "accepts_operand", "layout", "unsuited"]
+__all__ = ["ATTENTION", "Attend", "accepts_blocks", "accepts_operand", "layout", "unsuited"]
 
 F32 = DTYPES["f32"]
 WIDTH = AttentionSchedule.WIDTH
@@ -32,8 +33,17 @@ I0, I1, I2, I3 = out_vars(4)
 
 
 def unsuited(anchor: Attention, dtype: DType) -> str | None:
-    """Why no strategy takes attention: they take f32 throughout."""
-    return None if dtype is F32 and anchor.q.dtype is F32 else "attention is computed in f32 only"
+    """Why no strategy takes attention: they take what is computed in f32."""
+    return (
+        None
+        if {dtype.name, *(x.dtype.name for x in (anchor.q, anchor.k, anchor.v))} <= FLOATS.keys()
+        else ("attention is computed in f32 only")
+    )
+
+
+def accepts_blocks(role: str, encoding: Encoding) -> bool:
+    """Keys and values are read as stored blocks, of the formats that `stored_rows` has."""
+    return role in ("k", "v") and encoding.name in BLOCKS
 
 
 def accepts_operand(index: Affine) -> bool:
@@ -59,7 +69,7 @@ def _packed(kernel: Kernel) -> list[Kernel]:
         buffer = Buffer(f"{kernel.stores[0].buffer.name}.{role}", "arena", shape, F32)
         element = substitute_vars(operand, dict(zip((I0, I1, I2, I3), at, strict=True)))
         inside = column < size_expr(size)
-        value = Select(inside, guarded(element, inside), const(0.0, F32))
+        value = Select(inside, guarded(_wide(element), inside), const(0.0, F32))
         packed = Load(buffer, (b, h, const(0, I64), const(0, I64), const(0, I64)), F32)
         return packed, Store(buffer, shape, (b, h, panel, row, lane), value)
 
@@ -67,9 +77,13 @@ def _packed(kernel: Kernel) -> list[Kernel]:
     v_shape = (batch, heads, ceildiv(value_depth, WIDTH), keys, WIDTH)
     k, k_store = panels("k", anchor.k, k_shape, (b, h, column, row), keys)
     v, v_store = panels("v", anchor.v, v_shape, (b, h, row, column), value_depth)
-    keys_only = replace(anchor, q=anchor.k, score=None)
+    keys_only = replace(anchor, q=anchor.k, score=None, sinks=None, place=None)
     pack = Kernel("pack k, v", (k_store, v_store), keys_only, nodes=kernel.nodes, strategy=PACK)
     return [pack, kernel.with_anchor(replace(anchor, k=k, v=v))]
+
+
+def _wide(x: Expr) -> Expr:
+    return x if x.dtype is F32 else Cast(x, F32)
 
 
 PACK = Step("attention.pack", emit_pack)
@@ -103,6 +117,17 @@ class _Decode(Attend):
 
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
         return [heads_as_rows(kernel)]
+
+
+class _Cache(_Decode):
+    """Keys that are counted, as those of a cache, for any number of query rows: read where they lie, block by block.
+
+    What a run needs does not depend on how many keys there is room for, and a row has the bits that it has alone.
+    """
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        assert isinstance(kernel.anchor, Attention)
+        return None if kernel.anchor.count is not None else "its keys are not counted"
 
 
 class _OwnPanels(Attend):
@@ -153,7 +178,8 @@ class _DecodeOrPacked(_Packed):
         assert isinstance(anchor, Attention)
         pack, packed = super().layout(kernel, setting)
         few = size_expr(_query_rows(kernel)) <= FEW_ROWS
-        k, v = (Select(few, *pair) for pair in zip((anchor.k, anchor.v), self.panels(packed), strict=True))
+        operands = _wide(anchor.k), _wide(anchor.v)
+        k, v = (Select(few, *pair) for pair in zip(operands, self.panels(packed), strict=True))
         return [only_where(pack, PACK.name, _choice(kernel), 1), kernel.with_anchor(replace(anchor, k=k, v=v))]
 
     def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
@@ -189,6 +215,7 @@ def _query_rows(kernel: Kernel) -> Size:
 # The first that does not refuse attention computes it.
 ATTENTION: tuple[CpuStrategy, ...] = (
     _Decode("attention.decode"),
+    _Cache("attention.cache"),
     _OwnPanels("attention.own_panels"),
     _Packed("attention.packed"),
     _DecodeOrPacked("attention.decode_or_packed"),
