@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = [
     "Views",
     "on_device",
     "padded",
+    "row_of",
     "share_memory",
     "snapshot",
     "to_array",
@@ -227,3 +229,20 @@ class Views(tuple[Array, ...]):
     def __iter__(self) -> Iterator[Array]:
         self._check()
         return super().__iter__()
+
+
+def row_of(array: Any, row: int | tuple[int, ...], name: str) -> Any:
+    """A copy of a row of an output: a number along all axes but the last, or a tuple of indices of the first axes."""
+    indices = row if isinstance(row, tuple) else (row,)
+    if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in indices):
+        raise OptionError(f"read_output_row: a row is an int or a tuple of ints, got {row!r}")
+    leading = array.shape[:-1]
+    count = math.prod(leading)
+    if isinstance(row, tuple):
+        fits = len(row) <= len(array.shape) and all(-n <= i < n for i, n in zip(row, array.shape, strict=False))
+    else:
+        fits = bool(array.shape) and -count <= row < count
+    if not fits:
+        raise ShapeError(f"output {name!r} has shape {array.shape}: there is no row {row}")
+    part = array[row if isinstance(row, tuple) else tuple(map(int, np.unravel_index(row % count, leading)))]
+    return np.array(part) if isinstance(part, np.ndarray | np.generic) else part

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +20,7 @@ from rlx.ir.graph import Array, Value, refuse_masked
 from rlx.ir.shape import symbols
 from rlx.options import CompileOptions
 from rlx.records import replace
-from rlx.runtime.arrays import Views, share_memory, snapshot, to_array, to_target, with_kept
+from rlx.runtime.arrays import Views, row_of, share_memory, snapshot, to_array, to_target, with_kept
 from rlx.runtime.experts import ExpertControl
 from rlx.runtime.memory import Lifetime, ModelMemory
 
@@ -268,12 +267,8 @@ class CompiledGraph(Lifetime, ExpertControl):
                 if made is not None:
                     return made
             return self._run(inputs, wanted, own)
-        except Exception as error:
-            exact = self._for_sizes_of(inputs, error)
-            if exact is None:
-                if (clear := converted(error, "run", ExecutionError)) is not None:
-                    raise clear from error
-                raise
+        except Exception as error:  # noqa: BLE001  # which `_instead` raises
+            exact = self._instead(inputs, error, "run")
         return exact.run(inputs, outputs=outputs, out=out)
 
     def _run(
@@ -292,10 +287,8 @@ class CompiledGraph(Lifetime, ExpertControl):
 
     def __call__(self, *args: Any, **named: Any) -> Results:
         """Runs with inputs by position, as one mapping, or by keyword; the outputs by name."""
-        if not args:
-            return Results(self._names, self.run(named))
-        if len(args) == 1 and isinstance(args[0], Mapping) and not named:
-            return Results(self._names, self.run(args[0]))
+        if not args or (len(args) == 1 and isinstance(args[0], Mapping) and not named):
+            return Results(self._names, self.run(args[0] if args else named))
         inputs = dict(zip((spec.name for spec in self.inputs), args, strict=False))
         if len(args) > len(self.inputs):
             raise ShapeError(f"expected at most {len(self.inputs)} inputs, got {len(args)}")
@@ -308,22 +301,20 @@ class CompiledGraph(Lifetime, ExpertControl):
         """Runs once and returns read-only views of the outputs in the arena, valid until the next run."""
         try:
             return self.run_slots(*self._given(inputs))  # type: ignore[no-any-return]
-        except Exception as error:
-            exact = self._for_sizes_of(inputs, error)
-            if exact is None:
-                if (clear := converted(error, "run_views", ExecutionError)) is not None:
-                    raise clear from error
-                raise
+        except Exception as error:  # noqa: BLE001  # which `_instead` raises
+            exact = self._instead(inputs, error, "run_views")
         return exact.run_views(inputs)
 
-    def _for_sizes_of(self, inputs: Any, error: Exception) -> CompiledGraph | None:
-        """The graph for exactly the sizes of these inputs, where one of them is 1 that this one took for another."""
-        if self._at_shapes is None or not isinstance(error, UnequalSizes) or 1 not in error.sizes:
-            return None
-        from rlx.runtime.specialised import ExactSizes
+    def _instead(self, inputs: Any, error: Exception, what: str) -> CompiledGraph:
+        """The graph for just these sizes, where one is 1 that this one took for another; else the error is raised."""
+        if self._at_shapes is not None and isinstance(error, UnequalSizes) and 1 in error.sizes:
+            from rlx.runtime.specialised import exact_for
 
-        exact: ExactSizes = self.__dict__.setdefault("_own_exact", ExactSizes(self._at_shapes))
-        return exact.variant(self, inputs, error)
+            if (made := exact_for(self, self._at_shapes, inputs, error)) is not None:
+                return made
+        if (clear := converted(error, what, ExecutionError)) is not None:
+            raise clear from error
+        raise error
 
     def _run_slots_debug(self, *arrays: Any) -> Views:
         """As `run_slots`, with views that know when they are stale."""
@@ -436,25 +427,12 @@ class CompiledGraph(Lifetime, ExpertControl):
         `ShapeError` for no such row.
         """
         (position,) = self._positions([output])
-        results = self._executable.results
-        if results is None:
+        if (results := self._executable.results) is None:
             raise OptionError("read_output_row: there has been no run yet")
         name, array = self._names[position], results[position]
         if array is None:
             raise OptionError(f"read_output_row: the last run did not produce output {name!r}: ask it for that one")
-        indices = row if isinstance(row, tuple) else (row,)
-        if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in indices):
-            raise OptionError(f"read_output_row: a row is an int or a tuple of ints, got {row!r}")
-        leading = array.shape[:-1]
-        count = math.prod(leading)
-        if isinstance(row, tuple):
-            fits = len(row) <= len(array.shape) and all(-n <= i < n for i, n in zip(row, array.shape, strict=False))
-        else:
-            fits = bool(array.shape) and -count <= row < count
-        if not fits:
-            raise ShapeError(f"output {name!r} has shape {array.shape}: there is no row {row}")
-        part = array[row if isinstance(row, tuple) else tuple(map(int, np.unravel_index(row % count, leading)))]
-        return np.array(part) if isinstance(part, np.ndarray | np.generic) else part
+        return row_of(array, row, name)
 
     def clone(self, *, fresh: bool = False) -> CompiledGraph:
         """Another one over the same weights and code, with its own arena and states: one a thread.

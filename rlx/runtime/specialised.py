@@ -25,7 +25,7 @@ from rlx.runtime.memory import give_back
 from rlx.runtime.trace import RunTrace
 from rlx.runtime.weights import WeightRegistry
 
-__all__ = ["ExactSizes", "ItemsSpec", "Specialised", "fixed_values", "specialised"]
+__all__ = ["ExactSizes", "ItemsSpec", "Specialised", "exact_for", "fixed_values", "specialised"]
 
 Key = tuple[tuple[str, Any], ...]  # of each input that decides something, what is read of it
 # what there is of a single compiled graph only
@@ -340,6 +340,17 @@ class ExactSizes:
             if model is not None:
                 model.close()
         self.found.clear()
+
+
+def exact_for(
+    model: CompiledGraph,
+    load: Callable[[Mapping[str, tuple[int, ...]]], CompiledGraph],
+    inputs: Any,
+    error: ExecutionError,
+) -> CompiledGraph | None:
+    """The graph for the shapes of these inputs, as `ExactSizes.variant` of the model; `load` makes one."""
+    exact: ExactSizes = model.__dict__.setdefault("_own_exact", ExactSizes(load))
+    return exact.variant(model, inputs, error)
 
 
 def _sizes(shapes: tuple[tuple[int, ...], ...]) -> str:
