@@ -1,0 +1,65 @@
+"""`rlx.load_llm`: from the files of a language model to one that runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from rlx.boundary import bounded
+from rlx.disk import path_of
+from rlx.errors import CompileError, MemoryDeficit, OptionError
+from rlx.llm.model import LanguageModel
+from rlx.models.decoder import CONTEXT, KV_DTYPES
+from rlx.runtime.session import Session
+
+__all__ = ["KV_DTYPES", "load_llm"]
+
+
+@bounded("load_llm", CompileError)
+def load_llm(
+    path: str | os.PathLike[str],
+    *,
+    context: int | None = None,
+    kv_dtype: str = "f32",
+    prefill: int | None = None,
+    **options: Any,
+) -> LanguageModel:
+    """Loads a language model: a GGUF file (of several the first), or a folder with safetensors and a config.json.
+
+    `context`: tokens that the cache has room for (None: what the model was made for, 4,096 at most). `kv_dtype`: what
+    the cache is stored in, "f32", "f16", "bf16", or blocks, "q8_0" or "q4_0". `prefill`: tokens of a prompt that go
+    through at once (512). Further keywords are those of `rlx.load`: `threads`, `budget`, `precision` and others. Raises
+    `ModelFormatError` for files that are damaged or of a kind that is not known, `MemoryDeficit` before weights are
+    read where it does not fit, and `OptionError`.
+    """
+    if "dims" in options:
+        raise OptionError("load_llm: dims= is for other models; give context= and prefill=")
+    dims: dict[str, Any] = {"kv_dtype": kv_dtype, "sampling": 1}
+    dims |= {name: value for name, value in (("context", context), ("prefill", prefill)) if value is not None}
+    try:
+        model = Session().load(path, dims=dims, **options)
+    except MemoryDeficit as error:
+        raise _with_largest(error, path, context, kv_dtype) from None
+    return LanguageModel(model, Path(path_of(path, "load_llm")))
+
+
+def _with_largest(
+    error: MemoryDeficit, path: str | os.PathLike[str], context: int | None, kv_dtype: str
+) -> MemoryDeficit:
+    """The error with about the largest context that fits: the parts that may grow with it are scaled down, by more."""
+    from rlx.estimate.api import estimate  # slow to import
+
+    found = estimate(path, context=context, kv_dtype=kv_dtype)
+    asked = found.dims["context"] if context is not None else min(found.dims["context"], CONTEXT)
+    growing = sum(error.parts.get(part, 0) for part in ("state", "activation", "workspace"))
+    left = growing - error.missing_bytes
+    largest = int(asked * left / growing * 0.9) if growing else 0
+    hint = f"About context={largest} fits" if largest > 0 else "It fits with no context, however short"
+    return MemoryDeficit(
+        f"{error}\n{hint}",
+        budget_bytes=error.budget_bytes,
+        peak_bytes=error.peak_bytes,
+        parts=error.parts,
+        remedies=error.remedies,
+    )
