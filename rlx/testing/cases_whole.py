@@ -78,9 +78,17 @@ def _grouped_matmul(name: str, n: Size, m: Size) -> Cases:
     )
 
 
+def _encode(name: str, n: Size, m: Size) -> Cases:
+    for encoding in ("q8_0", "q4_0"):
+        for dtype in ("f32", "f16", "bf16"):
+            yield case(_op(name, encoding), Operand((n, 64), dtype))
+        yield case(_op(name, encoding), Operand((2, m, 32), "f32", "ties"))
+
+
 WHOLE: dict[str, Make] = {
     "bit_cast": _bit_cast,
     "det": _det,
+    "encode": _encode,
     "grouped_matmul": _grouped_matmul,
     "non_max_places": _places,
     "non_zero_places": _places,

@@ -423,7 +423,9 @@ class _Product:
         f = self.f
         group = f.binary("udiv", "%chunk", self.blocks, "i64")
         first = f.mul(f.binary("urem", "%chunk", self.blocks, "i64"), self.step, "i64")
-        self.stride = self.tile.format.panel(f, self.k, self.ty)  # from panel to panel, in elements of memory
+        # from panel to panel, in elements of memory
+        blocks = self.by_blocks and self.tile.format.panel(f, self.k, self.ty)
+        self.stride = blocks or f.mul(self.k, self.tile.width, "i64")
         f.if_(f.cmp("lt", group, f.load("i64", self.base), "i64"), lambda: self.run(group, first))
         return self.frame.finish(optimize=False)
 
