@@ -58,6 +58,7 @@ ALLOWED: dict[str, set[str]] = {
     "cost": COMPILER_PARTS | {"compiler"},
     "estimate": COMPILER_PARTS | {"compiler", "importers"},
     "runtime": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate"},
+    "models": {"ir", "ops", "numpy", "importers"},
     "trace": {"ir", "ops", "runtime"},
     "dynamo": {"runtime"},
     "numpy": {"ops"},

@@ -93,11 +93,28 @@ class GgufArray:
 
     def values(self) -> list[Any]:
         """The items as Python values (strings as str)."""
+        data = self.file.view()[self.start : self.end]
+        if self.item_type == _STRING:
+            return _strings(data.tobytes(), self.count)
+        if self.item_type in _SCALARS:
+            found: list[Any] = np.frombuffer(data, "<" + _SCALARS[self.item_type]).tolist()
+            return found
         cursor = _Cursor(self.file, self.start, self.end, mapped=True)
         return [cursor.value(self.item_type, "array item", 1) for _ in range(self.count)]
 
     def __len__(self) -> int:
         return self.count
+
+
+def _strings(data: bytes, count: int) -> list[str]:
+    """Strings that lie one after another, each after its length; that they fit was seen when the header was read."""
+    found, at, unpack = [], 0, struct.Struct("<Q").unpack_from
+    for _ in range(count):
+        start = at + 8
+        at = start + unpack(data, at)[0]
+        # Vocabularies hold byte sequences that are no UTF-8 by themselves.
+        found.append(data[start:at].decode("utf-8", errors="surrogateescape"))
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Language models: families as graphs, tokenisers, chat templates, sampling."""

@@ -1,0 +1,40 @@
+"""The library `tokenizers`, imported when first used; its panics become one error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from rlx.errors import DeviceUnavailable, ModelFormatError, RlxError
+
+__all__ = ["needed", "tokenizers", "translated"]
+
+
+def needed(module: str, use: str) -> Any:
+    """An optional library of the extra `llm`. Raises `DeviceUnavailable` with the command that installs it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise DeviceUnavailable(f"{use} needs the library {module}: pip install 'rlx[llm]' ({error})") from None
+
+
+def tokenizers() -> Any:
+    return needed("tokenizers", "a tokenizer")
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """What `tokenizers` raises, panics of its Rust code among it, becomes `ModelFormatError`; `what` begins it."""
+    try:
+        yield
+    except (RlxError, MemoryError):
+        raise
+    except BaseException as error:
+        # A panic derives from BaseException, and its class can't be imported.
+        panic = type(error).__name__ == "PanicException"
+        if not panic and not isinstance(error, Exception):
+            raise
+        text = " ".join(str(error).split())[:300]
+        raise ModelFormatError(f"{what}: the library tokenizers refuses it: {text or type(error).__name__}") from None

@@ -1,0 +1,36 @@
+"""Which reader a model's tokenizer is read by."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlx.errors import ModelFormatError
+from rlx.importers.gguf import GgufFile, read_gguf
+from rlx.models.tokenizer.gguf import tokenizer_of_metadata
+from rlx.models.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["load"]
+
+
+def load(source: str | os.PathLike[str] | GgufFile | Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of a model: a GGUF file (path, header or its metadata), or a folder with tokenizer.json.
+
+    Raises `ModelFormatError` for files that are malformed or of a kind that is not known, `DeviceUnavailable` where the
+    library `tokenizers` is missing.
+    """
+    if isinstance(source, GgufFile):
+        return tokenizer_of_metadata(source.metadata, source.path)
+    if isinstance(source, Mapping):
+        return tokenizer_of_metadata(source, "the metadata")
+    path = Path(source)
+    if path.is_dir():
+        from rlx.models.tokenizer.folder import tokenizer_of_folder
+
+        return tokenizer_of_folder(path)
+    if not path.exists():
+        raise ModelFormatError(f"{path}: there is no such file or folder")
+    header = read_gguf(path)
+    return tokenizer_of_metadata(header.metadata, header.path)

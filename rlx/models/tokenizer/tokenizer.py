@@ -1,0 +1,158 @@
+"""The tokenizer that all kinds of files give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from rlx.errors import OptionError
+from rlx.models.tokenizer.library import tokenizers, translated
+from rlx.models.tokenizer.pieces import Decoder, Pieces
+from rlx.records import dataclass, field
+
+__all__ = ["Ends", "Templates", "Tokenizer"]
+
+MAX_TEXT = 1 << 28  # characters of one text
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What begins and ends a text: BOS or CLS, the tokens that end an answer, and what `encode(ends=True)` adds.
+
+    `unknown` stands for what the vocabulary has no token for.
+    """
+
+    bos: int | None = None
+    unknown: int | None = None
+    eos: tuple[int, ...] = ()
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Templates:
+    """Chat templates by name, and the values that they find in variables: bos_token and the like."""
+
+    texts: Mapping[str, str]
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+class Tokenizer:
+    """Turns text into tokens and back.
+
+    Special tokens (BOS, ends of turns, roles) are found in a text only where the caller allows it; elsewhere text that
+    looks like one is text. May be used by several threads at a time.
+    """
+
+    def __init__(self, library: Any, pieces: Pieces, ends: Ends, templates: Templates, where: str) -> None:
+        self._pieces, self._ends, self._templates, self._where = pieces, ends, templates, where
+        self._special = library
+        self._kept_out = pieces.special - {ends.unknown}  # of what text can spell
+        with translated(where):
+            self._plain = _without_special(library)
+
+    def __len__(self) -> int:
+        """How many tokens there are, from 0 on."""
+        return len(self._pieces)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self._where!r}, {len(self)} tokens)"
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins a text, None where the model has none."""
+        return self._ends.bos
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer; the first is the file's own EOS."""
+        return self._ends.eos
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether the model expects BOS before a text."""
+        return self._ends.bos is not None and self._ends.bos in self._ends.prefix
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that are no text."""
+        return self._pieces.special
+
+    def encode(self, text: str, special: bool = False, *, ends: bool = False) -> list[int]:
+        """The tokens of a text.
+
+        `special`: text that looks like a special token is one (for texts that a chat template made, not for what users
+        wrote). `ends`: with what the model expects around a text, such as BOS, EOS, CLS and SEP; BOS is not put before
+        a text that begins with it. Raises `OptionError`.
+        """
+        if not isinstance(text, str):
+            raise OptionError(f"encode: expected a str, got {type(text).__name__}")
+        if len(text) > MAX_TEXT:
+            raise OptionError(f"encode: a text of {len(text)} characters: expected at most {MAX_TEXT}")
+        if not text.isascii():
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # lone surrogates are no text
+        ids = self._encode(self._special if special else self._plain, text)
+        if not special and not self._kept_out.isdisjoint(ids):
+            ids = self._apart(text)
+        return self._framed(ids) if ends else ids
+
+    def decode(self, ids: Iterable[int], *, special: bool = False, continued: bool = False) -> str:
+        """The text of tokens; bytes that are no UTF-8 become U+FFFD.
+
+        `special`: special tokens are written out, else they leave nothing. `continued`: the text goes on from another,
+        so that a space before it is kept. Raises `OptionError` for a number that is no token.
+        """
+        return self.decoder(special=special, continued=continued).decode(ids)
+
+    def decoder(self, *, special: bool = False, continued: bool = False) -> Decoder:
+        """A decoder for tokens that come one by one; see `decode`."""
+        return Decoder(self._pieces, special=special, continued=continued)
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        """What a token adds to a text, as bytes; nothing for a special one, unless `special`."""
+        return self._pieces.bytes_of(token, special=special)
+
+    def token_id(self, text: str) -> int | None:
+        """The number of the token that is written so in the vocabulary, None if there is none."""
+        found: int | None = self._special.token_to_id(text)
+        return found
+
+    def _encode(self, library: Any, text: str) -> list[int]:
+        with translated(self._where):
+            ids: list[int] = library.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _framed(self, ids: list[int]) -> list[int]:
+        """The ids with what belongs before and after them."""
+        prefix, suffix = list(self._ends.prefix), list(self._ends.suffix)
+        before = prefix if ids[: len(prefix)] != prefix else []
+        after = suffix if ids[len(ids) - len(suffix) :] != suffix else []
+        return before + ids + after
+
+    def _apart(self, text: str) -> list[int]:
+        """The tokens of a text that spells a special one within a word: it is cut there, so that none comes of it."""
+        ids: list[int] = []
+        for part in _cut(text, [self._pieces.tokens[i] for i in self._kept_out]):
+            ids += self._encode(self._plain, part)
+        return [i for i in ids if i not in self._kept_out]
+
+
+def _without_special(library: Any) -> Any:
+    """The same tokenizer, which finds no special tokens; it shares the vocabulary."""
+    twin = tokenizers().Tokenizer(library.model)
+    for part in ("normalizer", "pre_tokenizer"):
+        if getattr(library, part) is not None:
+            setattr(twin, part, getattr(library, part))
+    added = library.get_added_tokens_decoder()
+    twin.add_tokens([added[number] for number in sorted(added)])
+    twin.encode_special_tokens = True
+    return twin
+
+
+def _cut(text: str, words: Sequence[str]) -> list[str]:
+    """The text in parts, cut after the first character of each occurrence of a word."""
+    found = re.compile("|".join(map(re.escape, sorted(filter(None, words), key=len, reverse=True))))
+    places = [0, *(match.start() + 1 for match in found.finditer(text)), len(text)]
+    return [text[a:b] for a, b in pairwise(places) if a < b]
