@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from rlx.errors import OptionError
 from rlx.records import dataclass
@@ -67,12 +67,16 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def bytes_of(self, token: int, *, special: bool = False) -> bytes:
-        """What a token adds to a text; nothing for a special one, unless `special`. Raises `OptionError`."""
+    def bytes_of(self, token: int, *, special: bool | Collection[int] = False) -> bytes:
+        """What a token adds to a text; nothing for a special one, unless `special` is true or has it.
+
+        Raises `OptionError`.
+        """
         if not 0 <= token < len(self.tokens):
             raise OptionError(f"there is no token {token}: expected 0 to {len(self.tokens) - 1}")
         if token in self.special:
-            return utf8(self.tokens[token]) if special else b""
+            shown = special if isinstance(special, bool) else token in special
+            return utf8(self.tokens[token]) if shown else b""
         text = self.tokens[token]
         return utf8(text) if token in self.plain else self.piece(text)
 
@@ -83,7 +87,7 @@ class Decoder:
     Bytes that are no UTF-8 come out as U+FFFD, as soon as it is sure that no character can become of them.
     """
 
-    def __init__(self, pieces: Pieces, *, special: bool = False, continued: bool = False) -> None:
+    def __init__(self, pieces: Pieces, *, special: bool | Collection[int] = False, continued: bool = False) -> None:
         self._pieces, self._special = pieces, special
         self._strip = pieces.strip and not continued
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from rlx.errors import OptionError
+from rlx.errors import ModelFormatError, OptionError
+from rlx.models.chat import render, tool_format
+from rlx.models.chat.guard import Guard
 from rlx.models.tokenizer.library import tokenizers, translated
 from rlx.models.tokenizer.pieces import Decoder, Pieces
 from rlx.records import dataclass, field
@@ -98,19 +101,19 @@ class Tokenizer:
             ids = self._apart(text)
         return self._framed(ids) if ends else ids
 
-    def decode(self, ids: Iterable[int], *, special: bool = False, continued: bool = False) -> str:
+    def decode(self, ids: Iterable[int], *, special: bool | Collection[int] = False, continued: bool = False) -> str:
         """The text of tokens; bytes that are no UTF-8 become U+FFFD.
 
-        `special`: special tokens are written out, else they leave nothing. `continued`: the text goes on from another,
-        so that a space before it is kept. Raises `OptionError` for a number that is no token.
+        `special`: special tokens (all, or those given) are written out, else they leave nothing. `continued`: the text
+        goes on from another, so that a space before it is kept. Raises `OptionError` for a number that is no token.
         """
         return self.decoder(special=special, continued=continued).decode(ids)
 
-    def decoder(self, *, special: bool = False, continued: bool = False) -> Decoder:
+    def decoder(self, *, special: bool | Collection[int] = False, continued: bool = False) -> Decoder:
         """A decoder for tokens that come one by one; see `decode`."""
         return Decoder(self._pieces, special=special, continued=continued)
 
-    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+    def token_bytes(self, token: int, *, special: bool | Collection[int] = False) -> bytes:
         """What a token adds to a text, as bytes; nothing for a special one, unless `special`."""
         return self._pieces.bytes_of(token, special=special)
 
@@ -118,6 +121,72 @@ class Tokenizer:
         """The number of the token that is written so in the vocabulary, None if there is none."""
         found: int | None = self._special.token_to_id(text)
         return found
+
+    @property
+    def chat_templates(self) -> tuple[str, ...]:
+        """The names of the chat templates; "default" is the one that `chat` takes."""
+        return tuple(self._templates.texts)
+
+    @property
+    def tool_format(self) -> str | None:
+        """How the model writes calls of tools, for `rlx.models.chat.ToolCalls`; None where it has none."""
+        return next(filter(None, map(tool_format, self._templates.texts.values())), None)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        *,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt that the model's chat template makes of messages, {"role": ..., "content": ...} each.
+
+        `tools` are those of the OpenAI API. `template` is the name of one, or the text of another. Further `variables`
+        go to it (`enable_thinking`). For `encode(..., special=True, ends=True)`; `encode_chat` also keeps what users
+        wrote from being special tokens. Raises `ModelFormatError` where there is no template, it refuses the messages,
+        or it takes too much time or memory.
+        """
+        name, text = self._template(template, bool(tools))
+        given: dict[str, Any] = {name: "" for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+        given |= {f"{name}_token": self._pieces.tokens[i] for name, i in self._named_ids()} | dict(
+            self._templates.variables
+        )
+        given |= {"messages": [_readable(m) for m in messages], "tools": list(tools) if tools else None}
+        given |= {"add_generation_prompt": add_generation_prompt, **variables}
+        return render(text, given, f"{self._where}: chat template {name!r}")
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
+    ) -> list[int]:
+        """The tokens of a chat, with BOS once; options are those of `chat`.
+
+        Special tokens are those that the template writes: what looks like one in messages and tools stays text.
+        """
+        words = [self._pieces.tokens[i] for i in self._kept_out]
+        guard = Guard(words, (messages, tools))
+        text = self.chat(guard.marked(messages), guard.marked(tools), **options)
+        ids: list[int] = []
+        for part, written in guard.parts(text):
+            ids += self.encode(part, special=not written)
+        return self._framed(ids)
+
+    def _template(self, name: str | None, tools: bool) -> tuple[str, str]:
+        """Name and text of the template that is meant."""
+        texts = self._templates.texts
+        if name is not None and name not in texts and ("{" in name or not texts):
+            return "given", name
+        wanted = name or ("tool_use" if tools and "tool_use" in texts else "default")
+        if wanted not in texts:
+            there = ", ".join(map(repr, texts)) or "none"
+            raise ModelFormatError(f"{self._where}: there is no chat template {wanted!r}; there are {there}")
+        return wanted, texts[wanted]
+
+    def _named_ids(self) -> list[tuple[str, int]]:
+        ends = self._ends
+        named = (("bos", ends.bos), ("eos", ends.eos[0] if ends.eos else None), ("unk", ends.unknown))
+        return [(name, i) for name, i in named if i is not None]
 
     def _encode(self, library: Any, text: str) -> list[int]:
         with translated(self._where):
@@ -149,6 +218,25 @@ def _without_special(library: Any) -> Any:
     twin.add_tokens([added[number] for number in sorted(added)])
     twin.encode_special_tokens = True
     return twin
+
+
+def _readable(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: the arguments of calls are objects, where the OpenAI API has them as text."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list | tuple):
+        return dict(message)
+    return {**message, "tool_calls": [_readable_call(call) for call in calls]}
+
+
+def _readable_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _cut(text: str, words: Sequence[str]) -> list[str]:
