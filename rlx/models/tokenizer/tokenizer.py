@@ -149,7 +149,7 @@ class Tokenizer:
         or it takes too much time or memory.
         """
         name, text = self._template(template, bool(tools))
-        given: dict[str, Any] = {name: "" for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+        given: dict[str, Any] = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
         given |= {f"{name}_token": self._pieces.tokens[i] for name, i in self._named_ids()} | dict(
             self._templates.variables
         )

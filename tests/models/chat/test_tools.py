@@ -11,13 +11,14 @@ from rlx.errors import OptionError
 from rlx.models.chat import ToolCall, ToolCalls, tool_format
 
 F = ToolCall("f", '{"x": 1}')
+ONE = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
 Expected = list[str | ToolCall]
 
 CASES: list[tuple[str, str, Expected]] = [
     ("hermes", "Hello", ["Hello"]),
     ("hermes", 'a<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>', ["a", F]),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>b'
-     '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', [F, "b", F]),
+    ("hermes", f"{ONE}b{ONE}", [F, "b", F]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', [F]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>',
      [ToolCall("f", '{"x": "</tool_call>"}')]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}', [F]),
