@@ -20,7 +20,7 @@ from rlx.ir.shape import Shape, Size, evaluate, max_size, unify
 from rlx.ops.base import Op, Work, check_kind, register, widened
 from rlx.ops.mask import check_scalar
 
-__all__ = ["Bernoulli", "Multinomial", "RandomNormal", "RandomUniform", "threefry"]
+__all__ = ["Bernoulli", "Multinomial", "RandomNormal", "RandomUniform", "threefry", "threefry_rounds"]
 
 U32, F32, F64 = DTYPES["u32"], DTYPES["f32"], DTYPES["f64"]
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -29,14 +29,21 @@ PARITY = 0x1BD11BDA
 
 def threefry(key: tuple[int, int], low: Array, high: Array) -> tuple[Array, Array]:
     """The two u32 words of Threefry-2x32-20 for a key of two words and counters (low, high) of u32."""
-    keys = [np.uint32(k) for k in (*key, key[0] ^ key[1] ^ PARITY)]
-    a, b = np.atleast_1d(low) + keys[0], np.atleast_1d(high) + keys[1]
+    first, second = (np.uint32(k) for k in key)
+    a, b = threefry_rounds(first, second, np.atleast_1d(low), np.atleast_1d(high))
+    return a.reshape(np.shape(low)), b.reshape(np.shape(low))
+
+
+def threefry_rounds(first: Any, second: Any, low: Any, high: Any) -> tuple[Any, Any]:
+    """The same of keys and counters that are arrays or graph values of u32, each element by itself."""
+    keys = [first, second, first ^ second ^ np.uint32(PARITY)]
+    a, b = low + keys[0], high + keys[1]
     for group in range(5):
         for r in ROTATIONS[group % 2]:
             a = a + b
             b = ((b << np.uint32(r)) | (b >> np.uint32(32 - r))) ^ a
         a, b = a + keys[(group + 1) % 3], b + keys[(group + 2) % 3] + np.uint32(group + 1)
-    return a.reshape(np.shape(low)), b.reshape(np.shape(low))
+    return a, b
 
 
 def _key(seed: int) -> tuple[int, int]:

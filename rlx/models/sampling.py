@@ -1,0 +1,272 @@
+"""Sampling as part of the graph: from logits to tokens, with options that each run gives anew.
+
+    sampler = Sampler(vocab=32000)
+    found = sampler.add(graph, logits)  # logits [rows, vocab]; declares the inputs sampling.*
+    graph.output(found.token, "token")
+    model.run({..., **sampler.feeds([Row(Sampling(temperature=0.7, top_p=0.9, seed=1), step=0)])})
+
+For each row, in this order:
+
+1. `logit_bias` is added. Of a token that is c > 0 times among the last ones, a logit above 0 is divided by
+   `repetition_penalty`, one below is multiplied by it; then c * `frequency_penalty` + `presence_penalty` is taken off.
+   Tokens that the mask forbids get -inf. With `temperature` 0 the largest is taken, the first of equals.
+2. Logits are divided by `temperature` and sorted, the lower token first of equals. p is their softmax over what is
+   left: `top_k` leaves so many; `top_p` the fewest whose p together reach it; `min_p` those with p >= min_p * the
+   largest p; `typical_p` those whose -log p is nearest to the entropy (of what is left, with p anew), the fewest that
+   reach it.
+3. The first token at which the running sum of p passes u is drawn; u is uniform in [0, 1): Threefry of `seed` and
+   `step`.
+
+A row's token depends on that row alone, to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlx import numpy as rnp
+from rlx import ops
+from rlx.errors import OptionError, ShapeError
+from rlx.ir.dtype import DTYPES
+from rlx.ir.graph import Graph, Value
+from rlx.models.draw import Filters, draw
+from rlx.ops.random import threefry_rounds
+from rlx.records import dataclass, field
+
+__all__ = ["Row", "Sampled", "Sampler", "Sampling"]
+
+Array = NDArray[Any]
+COLUMNS = (
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty",
+    "presence_penalty",
+)  # fmt: skip
+MAX_TOP_K = 1 << 24  # whole numbers that f32 holds
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn; what is not given changes nothing. The module says what each does.
+
+    `seed`: equal seeds and steps give equal tokens of equal logits. `logit_bias`: what is added, by token; -inf
+    forbids.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises `OptionError` for a value that is not allowed."""
+        allowed = {
+            "temperature": (0.0, math.inf), "top_k": (0, MAX_TOP_K), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0),
+            "typical_p": (0.0, 1.0), "repetition_penalty": (1e-6, math.inf), "frequency_penalty": (-1e6, 1e6),
+            "presence_penalty": (-1e6, 1e6), "seed": (0, (1 << 64) - 1),
+        }  # fmt: skip
+        for name, (low, high) in allowed.items():
+            value = getattr(self, name)
+            whole = isinstance(low, int)
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                raise OptionError(f"{name}: expected {'an int' if whole else 'a number'}, got {value!r:.60}")
+            if not low <= value <= high or value == math.inf:
+                raise OptionError(f"{name}={value}: expected {low:g} to {high:g}")
+        for token, bias in self.logit_bias.items():
+            if type(token) is not int or not isinstance(bias, int | float) or math.isnan(bias) or bias == math.inf:
+                raise OptionError(f"logit_bias: expected numbers by token, got {token!r:.60}: {bias!r:.60}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one row of logits is sampled by: options, the last tokens (for penalties), which draw of its seed it is.
+
+    `mask`: u32 words, or None for all tokens: token t is allowed where bit t % 32 of word t // 32 is set.
+    """
+
+    sampling: Sampling = Sampling()
+    history: Sequence[int] = ()
+    step: int = 0
+    mask: Array | None = None
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Of each row: `token` i32 [rows], -1 where no token has a finite largest logit; its `logprob` f32 [rows].
+
+    `top_tokens` i32 and `top_logprobs` f32 [rows, n]: the n likeliest. Log-probabilities are those of the logits as
+    they came in, before all options.
+    """
+
+    token: Value
+    logprob: Value
+    top_tokens: Value | None = None
+    top_logprobs: Value | None = None
+
+
+class Sampler:
+    """Adds sampling to a graph, and makes the arrays of its inputs.
+
+    `rows`: of logits (an int or a dim). `history`, `biases`: the most last tokens and biased tokens of a row; 0 leaves
+    penalties or biases out of the graph. `masked`: whether there is a mask. `logprobs`: how many of the likeliest
+    tokens are given out. `candidates`: how many of the largest logits are sorted at first; where options leave more,
+    all are.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        *,
+        rows: Any = 1,
+        history: int = 64,
+        biases: int = 32,
+        masked: bool = False,
+        logprobs: int = 0,
+        candidates: int = 1024,
+    ) -> None:
+        for name, value, low in (
+            ("vocab", vocab, 1), ("history", history, 0), ("biases", biases, 0), ("logprobs", logprobs, 0),
+            ("candidates", candidates, 1),
+        ):  # fmt: skip
+            if type(value) is not int or value < low:
+                raise OptionError(f"Sampler: {name}={value!r}: expected an int of at least {low}")
+        if logprobs > vocab:
+            raise OptionError(f"Sampler: logprobs={logprobs}: there are only {vocab} tokens")
+        self.vocab, self.rows, self.history, self.biases = vocab, rows, history, biases
+        self.masked, self.logprobs, self.candidates = masked, logprobs, min(candidates, vocab)
+        self.words = -(-vocab // 32)
+
+    # ---- in the graph
+
+    def add(self, graph: Graph, logits: Value, prefix: str = "sampling.") -> Sampled:
+        """Samples from logits [rows, vocab] of any float type; declares the inputs. Raises `ShapeError`."""
+        if logits.rank != 2 or logits.shape[1] != self.vocab:
+            raise ShapeError(f"Sampler: expected logits [rows, {self.vocab}], got {logits.type}")
+        given = {name: graph.input(prefix + name, shape, kind) for name, (shape, kind) in self.inputs().items()}
+        raw = _cast(logits, "f32")
+        options = {name: given["options"][:, i : i + 1] for i, name in enumerate(COLUMNS)}
+        changed = self._changed(raw, given, options)
+        key = given["key"]
+        bits, _ = threefry_rounds(key[:, 0], key[:, 1], key[:, 2], key[:, 2] * np.uint32(0))
+        u = _cast(bits >> np.uint32(8), "f32") * np.float32(2.0**-24)
+        filters = Filters(*(options[name] for name in ("temperature", "top_k", "top_p", "min_p", "typical_p")))
+        token = draw(graph, changed, filters, u[:, None], self.candidates)
+        return self._sampled(raw, token)
+
+    def inputs(self) -> dict[str, tuple[tuple[Any, ...], str]]:
+        """Shape and element type of each input, by its name without the prefix."""
+        rows = self.rows
+        found: dict[str, tuple[tuple[Any, ...], str]] = {
+            "options": ((rows, len(COLUMNS)), "f32"),
+            "key": ((rows, 3), "u32"),
+        }
+        if self.history:
+            found["history"] = ((rows, self.history), "i32")
+        if self.biases:
+            found["bias_tokens"] = ((rows, self.biases), "i32")
+            found["bias"] = ((rows, self.biases), "f32")
+        if self.masked:
+            found["mask"] = ((rows, self.words), "u32")
+        return found
+
+    def _changed(self, logits: Value, given: Mapping[str, Value], options: Mapping[str, Value]) -> Value:
+        """The logits after biases, penalties and the mask."""
+        if self.biases:
+            logits = ops.scatter_elements(logits, given["bias_tokens"], given["bias"], axis=1, reduction="add")
+        if self.history:
+            logits = _penalised(logits, given["history"], options)
+        if self.masked:
+            bits = given["mask"][:, :, None] >> np.arange(32, dtype=np.uint32)
+            allowed = rnp.not_equal(bits & np.uint32(1), np.uint32(0))
+            allowed = rnp.reshape(allowed, (-1, self.words * 32))[:, : self.vocab]
+            logits = rnp.where(allowed, logits, np.float32(-np.inf))
+        return logits
+
+    def _sampled(self, raw: Value, token: Value) -> Sampled:
+        most = rnp.max(raw, axis=1, keepdims=True)
+        norm = most + rnp.log(rnp.sum(rnp.exp(raw - most), axis=1, keepdims=True))
+        logprob = (ops.gather_elements(raw, rnp.maximum(token, np.int32(0)), axis=1) - norm)[:, 0]
+        if not self.logprobs:
+            return Sampled(token[:, 0], logprob)
+        values, tokens = ops.top_k(raw, k=self.logprobs)
+        return Sampled(token[:, 0], logprob, _cast(tokens, "i32"), values - norm)
+
+    # ---- for a run
+
+    def feeds(self, rows: Sequence[Row], prefix: str = "sampling.") -> dict[str, Array]:
+        """The arrays of the inputs by name. Raises `OptionError` for rows that don't fit the graph."""
+        count = len(rows)
+        found: dict[str, Array] = {
+            "options": np.array([[getattr(r.sampling, c) for c in COLUMNS] for r in rows], np.float32).reshape(
+                count, -1
+            ),
+            "key": np.array(
+                [[r.sampling.seed & 0xFFFFFFFF, r.sampling.seed >> 32, r.step & 0xFFFFFFFF] for r in rows], np.uint32
+            ).reshape(count, 3),
+        }
+        if self.history:
+            found["history"] = np.full((count, self.history), -1, np.int32)
+        if self.biases:
+            found["bias_tokens"] = np.zeros((count, self.biases), np.int32)
+            found["bias"] = np.zeros((count, self.biases), np.float32)
+        if self.masked:
+            found["mask"] = np.full((count, self.words), 0xFFFFFFFF, np.uint32)
+        for i, row in enumerate(rows):
+            self._fill(found, i, row)
+        return {prefix + name: array for name, array in found.items()}
+
+    def _fill(self, found: Mapping[str, Array], i: int, row: Row) -> None:
+        sampling, what = row.sampling, f"sampling: row {i}"
+        last = list(row.history)[-self.history :] if self.history else []
+        penalised = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) != (1, 0, 0)
+        if penalised and not self.history and row.history:
+            raise OptionError(f"{what}: the graph was made without penalties: Sampler(history=64)")
+        for token in (*last, *sampling.logit_bias):
+            if not 0 <= token < self.vocab:
+                raise OptionError(f"{what}: there is no token {token}: expected 0 to {self.vocab - 1}")
+        if last:
+            found["history"][i, : len(last)] = last
+        if len(sampling.logit_bias) > self.biases:
+            raise OptionError(
+                f"{what}: logit_bias has {len(sampling.logit_bias)} tokens, and the graph room for {self.biases}: "
+                f"Sampler(biases={len(sampling.logit_bias)})"
+            )
+        for k, (token, bias) in enumerate(sampling.logit_bias.items()):
+            found["bias_tokens"][i, k], found["bias"][i, k] = token, bias
+        if row.mask is not None:
+            if not self.masked:
+                raise OptionError(f"{what}: the graph was made without a mask: Sampler(masked=True)")
+            words = np.asarray(row.mask).view(np.uint32).ravel()
+            if words.size < self.words:
+                raise OptionError(f"{what}: the mask has {words.size} words of 32 bits: expected {self.words}")
+            found["mask"][i] = words[: self.words]
+
+
+def _cast(x: Value, dtype: str) -> Value:
+    made: Value = ops.cast(x, to=DTYPES[dtype])
+    return made
+
+
+def _penalised(logits: Value, history: Value, options: Mapping[str, Value]) -> Value:
+    """The logits with those of tokens in `history` [rows, H] lowered; -1 ends it. A token is counted once a place."""
+    there = history >= np.int32(0)
+    # Places after the end repeat the first token, whose logit they then write too: as it is where there is none.
+    first = rnp.maximum(history[:, :1], np.int32(0))
+    tokens = rnp.where(there, history, first)
+    same = rnp.logical_and(rnp.equal(tokens[:, :, None], history[:, None, :]), there[:, None, :])
+    count = rnp.sum(_cast(same, "f32"), axis=2)
+    old = ops.gather_elements(logits, tokens, axis=1)
+    factor = options["repetition_penalty"]
+    new = rnp.where(old > np.float32(0), old / factor, old * factor)
+    new = new - count * options["frequency_penalty"] - options["presence_penalty"]
+    made: Value = ops.scatter_elements(logits, tokens, rnp.where(count > np.float32(0), new, old), axis=1)
+    return made
