@@ -1,4 +1,4 @@
-"""The library `tokenizers`, imported when first used; its panics become one error."""
+"""Optional libraries, imported when first used; panics of theirs become one error."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def tokenizers() -> Any:
 
 
 @contextmanager
-def translated(what: str) -> Iterator[None]:
-    """What `tokenizers` raises, panics of its Rust code among it, becomes `ModelFormatError`; `what` begins it."""
+def translated(what: str, *, library: str = "tokenizers", kind: type[RlxError] = ModelFormatError) -> Iterator[None]:
+    """What a library raises, panics of its Rust code among it, becomes an error of a kind; `what` begins it."""
     try:
         yield
     except (RlxError, MemoryError):
@@ -37,4 +37,4 @@ def translated(what: str) -> Iterator[None]:
         if not panic and not isinstance(error, Exception):
             raise
         text = " ".join(str(error).split())[:300]
-        raise ModelFormatError(f"{what}: the library tokenizers refuses it: {text or type(error).__name__}") from None
+        raise kind(f"{what}: the library {library} refuses it: {text or type(error).__name__}") from None
