@@ -43,7 +43,11 @@ def tokenizer_of_folder(folder: Path) -> Tokenizer:
 
 
 def _read(path: Path, where: str) -> Any:
-    library = tokenizers().Tokenizer.from_buffer(read_file(path, MAX_JSON_BYTES))
+    data = read_file(path, MAX_JSON_BYTES)
+    library = tokenizers().Tokenizer.from_buffer(data)
+    prefix = getattr(library.model, "continuing_subword_prefix", None)
+    if prefix and type(library.model).__name__ == "BPE":
+        _check_merges(data, prefix, where)
     # Lengths are the caller's matter, and equal texts give equal tokens.
     library.no_truncation()
     library.no_padding()
@@ -52,6 +56,17 @@ def _read(path: Path, where: str) -> Any:
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         check_recipe(_recipe(library, part), f"{where}: {part}")
     return library
+
+
+def _check_merges(data: bytes, prefix: str, where: str) -> None:
+    """That the second part of each merge begins with the prefix: the library cuts so many bytes off, whatever is there.
+
+    What it cuts within a character ends the process.
+    """
+    for merge in json.loads(data)["model"].get("merges", []):
+        second = merge.partition(" ")[2] if isinstance(merge, str) else merge[1]
+        if not second.startswith(prefix):
+            raise ModelFormatError(f"{where}: the merge {str(merge)[:80]!r} lacks the prefix {prefix[:40]!r}")
 
 
 def _recipe(library: Any, part: str) -> Any:

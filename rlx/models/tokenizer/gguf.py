@@ -103,13 +103,26 @@ class _Vocabulary:
 
 
 @dataclass(frozen=True)
+class _Built:
+    """A tokenizer of the library, the bytes of its tokens, whether a text's first space is dropped.
+
+    `plain` is one for texts without special tokens, where `library` could find these as pieces of words.
+    """
+
+    library: Any
+    piece: Callable[[str], bytes]
+    strip: bool
+    plain: Any = None
+
+
+@dataclass(frozen=True)
 class _Kind:
     """What the kinds differ in.
 
     `build` makes the tokenizer of the library; `defaults` are the special tokens of a file that doesn't say.
     """
 
-    build: Callable[[_Metadata, _Vocabulary], tuple[Any, Callable[[str], bytes], bool]]
+    build: Callable[[_Metadata, _Vocabulary], _Built]
     defaults: Mapping[str, int]
     bos: bool
     eos: bool
@@ -129,12 +142,14 @@ def tokenizer_of_metadata(metadata: Mapping[str, Any], where: str) -> Tokenizer:
         read.fail(f"{PREFIX}model is {name!r}: rlx knows {', '.join(_KINDS)}")
     vocabulary = _vocabulary(read)
     with translated(where):
-        library, piece, strip = kind.build(read, vocabulary)
-        _add_tokens(library, vocabulary)
+        built = kind.build(read, vocabulary)
+        _add_tokens(built.library, vocabulary)
+        if built.plain is not None:
+            _add_tokens(built.plain, vocabulary, special=False)
     special = frozenset(i for i, t in enumerate(vocabulary.types) if t in (UNKNOWN, CONTROL))
     plain = frozenset(i for i, t in enumerate(vocabulary.types) if t == USER)
-    pieces = Pieces(vocabulary.tokens, plain, special, piece, strip)
-    return Tokenizer(library, pieces, _ends(read, vocabulary, kind), _templates(read), where)
+    pieces = Pieces(vocabulary.tokens, plain, special, built.piece, built.strip)
+    return Tokenizer(built.library, pieces, _ends(read, vocabulary, kind), _templates(read), where, plain=built.plain)
 
 
 def _vocabulary(read: _Metadata) -> _Vocabulary:
@@ -161,20 +176,21 @@ def _vocabulary(read: _Metadata) -> _Vocabulary:
     return _Vocabulary(tokens, types, scores, known)
 
 
-def _add_tokens(library: Any, vocabulary: _Vocabulary) -> None:
+def _add_tokens(library: Any, vocabulary: _Vocabulary, *, special: bool = True) -> None:
     """The tokens that are found before words are cut: those of control in texts where they may be, others always."""
     added = tokenizers().AddedToken
     texts = vocabulary.tokens
-    library.add_special_tokens(
-        [added(texts[i], special=True, normalized=False) for i in vocabulary.of_type(UNKNOWN, CONTROL)]
-    )
+    if special:
+        library.add_special_tokens(
+            [added(texts[i], special=True, normalized=False) for i in vocabulary.of_type(UNKNOWN, CONTROL)]
+        )
     library.add_tokens([added(texts[i], special=False, normalized=False) for i in vocabulary.of_type(USER)])
 
 
 # ---- the kinds
 
 
-def _byte_level(read: _Metadata, vocabulary: _Vocabulary) -> tuple[Any, Callable[[str], bytes], bool]:
+def _byte_level(read: _Metadata, vocabulary: _Vocabulary) -> _Built:
     name = read.text("pre")
     if name is None:
         warnings.warn(
@@ -185,11 +201,11 @@ def _byte_level(read: _Metadata, vocabulary: _Vocabulary) -> tuple[Any, Callable
     return _bpe(read, vocabulary, variant_of(name or "default", read.where))
 
 
-def _gemma(read: _Metadata, vocabulary: _Vocabulary) -> tuple[Any, Callable[[str], bytes], bool]:
+def _gemma(read: _Metadata, vocabulary: _Vocabulary) -> _Built:
     return _bpe(read, vocabulary, variant_of("gemma4", read.where))
 
 
-def _bpe(read: _Metadata, vocabulary: _Vocabulary, variant: Variant) -> tuple[Any, Callable[[str], bytes], bool]:
+def _bpe(read: _Metadata, vocabulary: _Vocabulary, variant: Variant) -> _Built:
     lib = tokenizers()
     numbers = _numbers(vocabulary)
     model = lib.models.BPE(
@@ -202,7 +218,7 @@ def _bpe(read: _Metadata, vocabulary: _Vocabulary, variant: Variant) -> tuple[An
     if not variant.spaced:
         splits.append(lib.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     library.pre_tokenizer = lib.pre_tokenizers.Sequence(splits)
-    return library, spaced if variant.spaced else byte_level, False
+    return _Built(library, spaced if variant.spaced else byte_level, False)
 
 
 def _numbers(vocabulary: _Vocabulary) -> dict[str, int]:
@@ -222,7 +238,7 @@ def _merges(read: _Metadata, numbers: Mapping[str, int]) -> list[tuple[str, str]
     return merges
 
 
-def _sentence_pieces(read: _Metadata, vocabulary: _Vocabulary) -> tuple[Any, Callable[[str], bytes], bool]:
+def _sentence_pieces(read: _Metadata, vocabulary: _Vocabulary) -> _Built:
     lib = tokenizers()
     prefix = read.flag("add_space_prefix", True)
     mergeable = {vocabulary.tokens[i]: i for i in vocabulary.of_type(NORMAL, UNUSED)}
@@ -236,10 +252,10 @@ def _sentence_pieces(read: _Metadata, vocabulary: _Vocabulary) -> tuple[Any, Cal
     )
     library = lib.Tokenizer(model)
     library.normalizer = lib.normalizers.Sequence(_spaces(prefix))
-    return library, spaced, prefix
+    return _Built(library, spaced, prefix)
 
 
-def _word_pieces(read: _Metadata, vocabulary: _Vocabulary) -> tuple[Any, Callable[[str], bytes], bool]:
+def _word_pieces(read: _Metadata, vocabulary: _Vocabulary) -> _Built:
     lib = tokenizers()
     # The converter writes what begins a word with ▁, what goes on with one without: the other way round than ##.
     fixed = {UNKNOWN, CONTROL, USER}
@@ -259,20 +275,15 @@ def _word_pieces(read: _Metadata, vocabulary: _Vocabulary) -> tuple[Any, Callabl
         strip_accents=read.flag("normalizer.strip_accents", lower),
     )  # fmt: skip
     library.pre_tokenizer = lib.pre_tokenizers.BertPreTokenizer()
-    return library, word_pieces, True
+    return _Built(library, word_pieces, True)
 
 
-def _unigram(read: _Metadata, vocabulary: _Vocabulary) -> tuple[Any, Callable[[str], bytes], bool]:
+def _unigram(read: _Metadata, vocabulary: _Vocabulary) -> _Built:
     lib = tokenizers()
     prefix = read.flag("add_space_prefix", False)
     unknown = read.token("unknown", len(vocabulary.tokens), 2)
-    known = set(vocabulary.of_type(NORMAL, USER, UNUSED))
     if unknown is None:
         read.fail(f"{PREFIX}unknown_token_id: there is none, and a unigram model needs one")
-    # No piece holds a space (it is ▁), so a name with one keeps tokens of control out of what text can spell.
-    names = [text if i in known else f" {i}" for i, text in enumerate(vocabulary.tokens)]
-    model = lib.models.Unigram(list(zip(names, map(float, vocabulary.scores), strict=False)), unknown, False)
-    library = lib.Tokenizer(model)
     steps: list[Any] = []
     charsmap = read.array("precompiled_charsmap", (int,), 1 << 24)
     if charsmap:
@@ -280,8 +291,18 @@ def _unigram(read: _Metadata, vocabulary: _Vocabulary) -> tuple[Any, Callable[[s
     if read.flag("remove_extra_whitespaces", False):
         steps += [lib.normalizers.Strip(), lib.normalizers.Replace(lib.Regex(" {2,}"), " ")]
     # No cut at spaces: pieces of some vocabularies hold several words.
-    library.normalizer = lib.normalizers.Sequence(steps + _spaces(prefix))
-    return library, spaced, prefix
+    steps += _spaces(prefix)
+
+    def library(kept: set[int]) -> Any:
+        # A name with a space is never found in a text, where spaces are ▁.
+        names = [text if i in kept else f" {i}" for i, text in enumerate(vocabulary.tokens)]
+        made = lib.Tokenizer(lib.models.Unigram(list(zip(names, scores, strict=False)), unknown, False))
+        made.normalizer = lib.normalizers.Sequence(steps)
+        return made
+
+    scores = [float(score) for score in vocabulary.scores]
+    plain = library(set(vocabulary.of_type(NORMAL, USER, UNUSED)))
+    return _Built(library(set(vocabulary.known)), spaced, prefix, plain)
 
 
 def _spaces(prefix: bool) -> list[Any]:

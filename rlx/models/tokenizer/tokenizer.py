@@ -49,12 +49,15 @@ class Tokenizer:
     looks like one is text. May be used by several threads at a time.
     """
 
-    def __init__(self, library: Any, pieces: Pieces, ends: Ends, templates: Templates, where: str) -> None:
+    def __init__(
+        self, library: Any, pieces: Pieces, ends: Ends, templates: Templates, where: str, *, plain: Any = None
+    ) -> None:
+        """`library` finds special tokens; `plain`, made of it where it is None, does not."""
         self._pieces, self._ends, self._templates, self._where = pieces, ends, templates, where
         self._special = library
         self._kept_out = pieces.special - {ends.unknown}  # of what text can spell
         with translated(where):
-            self._plain = _without_special(library)
+            self._plain = _without_special(library) if plain is None else plain
 
     def __len__(self) -> int:
         """How many tokens there are, from 0 on."""

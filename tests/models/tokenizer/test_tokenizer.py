@@ -94,6 +94,19 @@ def test_metadata_gives_the_tokens_of_tokenizer_json(kind: str, tmp_path: Path) 
         assert of_folder.decode(ids) == of_metadata.decode(ids)
 
 
+def test_special_tokens_of_metadata_keep_their_numbers(kind: str) -> None:
+    """Those of a unigram vocabulary must not be found as pieces of words, and be found where they may."""
+    mine = load(metadata(kind))
+    bos, text = (2, "[CLS]") if kind == "word_pieces" else (1, "<s>")
+    assert mine.encode(text, True) == [bos]
+    assert mine.encode(f"a{text}{text}", True)[-2:] == [bos, bos]
+    plain = mine.encode(text)
+    assert bos not in plain
+    assert set(plain) <= set(range(len(mine)))
+    if kind in ("byte_level", "sentence_pieces"):
+        assert mine.decode(plain) == text
+
+
 def test_scores_merge_as_sentence_piece_does(request: pytest.FixtureRequest) -> None:
     """The best neighbours first, the leftmost of equals; here by looking at all of them again each time."""
     found = metadata("sentence_pieces")
@@ -260,6 +273,16 @@ def test_parts_that_could_fill_memory_or_time_are_refused(
     data[part] = recipe
     (folder / "tokenizer.json").write_text(json.dumps(data))
     with pytest.raises(ModelFormatError, match=message):
+        load(folder)
+
+
+def test_merges_that_would_end_the_process_are_refused(tmp_path: Path) -> None:
+    """The library cuts the prefix off by its length, also where it is not there."""
+    folder = save(trained("byte_level"), tmp_path)
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["model"]["continuing_subword_prefix"] = " "
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(ModelFormatError, match="lacks the prefix ' '"):
         load(folder)
 
 
