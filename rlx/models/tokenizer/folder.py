@@ -44,10 +44,8 @@ def tokenizer_of_folder(folder: Path) -> Tokenizer:
 
 def _read(path: Path, where: str) -> Any:
     data = read_file(path, MAX_JSON_BYTES)
+    _check_model(data, where)
     library = tokenizers().Tokenizer.from_buffer(data)
-    prefix = getattr(library.model, "continuing_subword_prefix", None)
-    if prefix and type(library.model).__name__ == "BPE":
-        _check_merges(data, prefix, where)
     # Lengths are the caller's matter, and equal texts give equal tokens.
     library.no_truncation()
     library.no_padding()
@@ -58,15 +56,32 @@ def _read(path: Path, where: str) -> Any:
     return library
 
 
-def _check_merges(data: bytes, prefix: str, where: str) -> None:
-    """That the second part of each merge begins with the prefix: the library cuts so many bytes off, whatever is there.
+def _check_model(data: bytes, where: str) -> None:
+    """Refuses merges that lack the prefix of words' further parts.
 
-    What it cuts within a character ends the process.
+    The library cuts so many bytes off their second part, whatever is there; a cut within a character ends the process.
     """
-    for merge in json.loads(data)["model"].get("merges", []):
-        second = merge.partition(" ")[2] if isinstance(merge, str) else merge[1]
-        if not second.startswith(prefix):
+    try:
+        found = json.loads(data.decode(), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{where}: is no JSON: {error}") from None
+    model = found.get("model") if isinstance(found, dict) else None
+    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
+    merges = model.get("merges") if isinstance(model, dict) else None
+    if not prefix or not isinstance(prefix, str) or not isinstance(merges, list):
+        return
+    for merge in merges:
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(parts, list) or len(parts) != 2 or not str(parts[1]).startswith(prefix):
             raise ModelFormatError(f"{where}: the merge {str(merge)[:80]!r} lacks the prefix {prefix[:40]!r}")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of a key that is there twice, readers take the first, the last or both."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
 
 
 def _recipe(library: Any, part: str) -> Any:
