@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlx.errors import OptionError
@@ -14,14 +14,13 @@ _SIGNS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # no characters: Unicode
 
 
 class Guard:
-    """Puts a sign before and after each of `words` in messages, and finds them in what a template made of these.
+    """Puts a sign before and after each match of `words` in messages, and finds them in what a template made of these.
 
-    The sign is a code point that `given` doesn't have. Messages without such words are left as they are.
+    The sign is a code point that `given` doesn't have. Messages without a match are left as they are.
     """
 
-    def __init__(self, words: Sequence[str], given: Any) -> None:
-        found = "|".join(re.escape(word) for word in sorted(filter(None, words), key=len, reverse=True))
-        self._words = re.compile(found) if found else None
+    def __init__(self, words: re.Pattern[str] | None, given: Any) -> None:
+        self._words = words
         texts = list(_texts(given))
         free = [sign for sign in _SIGNS if not any(sign in text for text in texts)]
         if not free:

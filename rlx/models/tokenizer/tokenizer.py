@@ -56,6 +56,8 @@ class Tokenizer:
         self._pieces, self._ends, self._templates, self._where = pieces, ends, templates, where
         self._special = library
         self._kept_out = pieces.special - {ends.unknown}  # of what text can spell
+        words = sorted(filter(None, (pieces.tokens[i] for i in self._kept_out)), key=len, reverse=True)
+        self._spelt = re.compile("|".join(map(re.escape, words))) if words else None
         with translated(where):
             self._plain = _without_special(library) if plain is None else plain
 
@@ -167,8 +169,7 @@ class Tokenizer:
 
         Special tokens are those that the template writes: what looks like one in messages and tools stays text.
         """
-        words = [self._pieces.tokens[i] for i in self._kept_out]
-        guard = Guard(words, (messages, tools))
+        guard = Guard(self._spelt, (messages, tools))
         text = self.chat(guard.marked(messages), guard.marked(tools), **options)
         ids: list[int] = []
         for part, written in guard.parts(text):
@@ -206,8 +207,9 @@ class Tokenizer:
     def _apart(self, text: str) -> list[int]:
         """The tokens of a text that spells a special one within a word: it is cut there, so that none comes of it."""
         ids: list[int] = []
-        for part in _cut(text, [self._pieces.tokens[i] for i in self._kept_out]):
-            ids += self._encode(self._plain, part)
+        places = [0, *(m.start() + 1 for m in self._spelt.finditer(text)), len(text)] if self._spelt else [0, len(text)]
+        for start, end in pairwise(places):
+            ids += self._encode(self._plain, text[start:end]) if start < end else []
         return [i for i in ids if i not in self._kept_out]
 
 
@@ -240,10 +242,3 @@ def _readable_call(call: Any) -> Any:
     except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _cut(text: str, words: Sequence[str]) -> list[str]:
-    """The text in parts, cut after the first character of each occurrence of a word."""
-    found = re.compile("|".join(map(re.escape, sorted(filter(None, words), key=len, reverse=True))))
-    places = [0, *(match.start() + 1 for match in found.finditer(text)), len(text)]
-    return [text[a:b] for a, b in pairwise(places) if a < b]

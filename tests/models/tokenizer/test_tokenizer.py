@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+import unicodedata
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from trained import KINDS, corpus, metadata, random_text, save, trained
 from rlx.errors import DeviceUnavailable, ModelFormatError, OptionError
 from rlx.importers.gguf import GgufArray, read_gguf
 from rlx.models.tokenizer import Tokenizer, load
+from rlx.models.tokenizer.splits import VARIANTS
 
 KEY = "tokenizer.ggml."
 # Where llama.cpp's vocabularies are: models/ggml-vocab-*.gguf with .inp and .out, of llama-cpp-python's source
@@ -92,6 +94,27 @@ def test_metadata_gives_the_tokens_of_tokenizer_json(kind: str, tmp_path: Path) 
             assert of_folder.encode(text, special) == of_metadata.encode(text, special), text
         ids = of_folder.encode(text, True)
         assert of_folder.decode(ids) == of_metadata.decode(ids)
+
+
+@pytest.mark.parametrize("name", [name for name, variant in VARIANTS.items() if not variant.spaced])
+def test_every_way_to_cut_words_keeps_the_text(name: str) -> None:
+    """Expressions are of the syntax that the library has, and what they cut is the whole text."""
+    mine = load({**metadata("byte_level"), KEY + "pre": name})
+    for text in texts(60, seed=4):
+        expected = unicodedata.normalize("NFC", text) if VARIANTS[name].nfc else text
+        assert mine.decode(mine.encode(text)) == expected
+
+
+def test_bpe_on_text_with_spaces_written_out() -> None:
+    """gemma4: merges on text in which ▁ stands for spaces; bytes for what the vocabulary lacks."""
+    found = {**metadata("sentence_pieces"), KEY + "model": "gemma4"}
+    found[KEY + "merges"] = [" ".join(p) for p in json.loads(trained("sentence_pieces").to_str())["model"]["merges"]]
+    mine, other = load(found), load({**metadata("sentence_pieces"), KEY + "add_space_prefix": False})
+    for text in texts(200, seed=5):
+        if "▁" not in text:
+            assert mine.decode(mine.encode(text)) == text
+        if "\n" not in text:
+            assert mine.encode(text) == other.encode(text)
 
 
 def test_special_tokens_of_metadata_keep_their_numbers(kind: str) -> None:
