@@ -73,11 +73,21 @@ def mutate(value: Any, rng: random.Random) -> Any:
         if kind < 0.2:
             return value[:at] + [value[at]] * rng.choice((2, 3, 50)) + value[at:]
         return [*value[:at], mutate(value[at], rng), *value[at + 1 :]]
-    made = [rng.choice(NUMBERS), rng.choice(STRINGS), None, True, [], {}, [value], {"type": value}]
-    if isinstance(value, str) and value:
-        at = rng.randrange(len(value))
-        made += [value[:at], value[:at] + rng.choice(STRINGS) + value[at:], value * 2] * 3
-    return rng.choice(made)
+    return like(value, rng) if rng.random() < 0.8 else rng.choice([*NUMBERS, *STRINGS, None, [], {}, [value]])
+
+
+def like(value: Any, rng: random.Random) -> Any:
+    """Another value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return rng.choice([value + 1, value - 1, 0, 1, 2, 3, 7, 300, *NUMBERS[:-2]])
+    if isinstance(value, float):
+        return rng.choice([-value, value * 1000, 0.0, 1e300, -1e-300])
+    if isinstance(value, str):
+        at = rng.randrange(len(value) + 1)
+        return rng.choice([value[:at], value[:at] + rng.choice(STRINGS) + value[at:], value * 2, rng.choice(STRINGS)])
+    return rng.choice([value, [], {}, None])
 
 
 def flipped(data: bytes, rng: random.Random) -> bytes:

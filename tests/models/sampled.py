@@ -100,7 +100,7 @@ class Model:
         for name, value in given.items():
             graph.output(value, name)
         self.sampler, self.names = sampler, list(given)
-        self.compiled = rlx.compile(graph, **{"device": "cpu", "threads": 1, **options})
+        self.compiled = rlx.compile(graph, **(options or {"device": "cpu", "threads": 1}))
 
     def run(self, logits: Array, rows: Sequence[Row]) -> dict[str, Array]:
         found = self.compiled.run({"logits": logits, **self.sampler.feeds(rows)})

@@ -146,12 +146,25 @@ def test_a_row_does_not_depend_on_others(threads: int) -> None:
     one = [single.run(x[None], [r]) for x, r in zip(logits, rows, strict=True)]
     one = [(int(f["token"][0]), float(f["logprob"][0])) for f in one]
     together = Sampler(vocab, rows=Dim("rows", 1, 8), candidates=64)
-    many = Model(together, threads=threads)
+    many = Model(together, device="cpu", threads=threads)
     for trial in range(6):
         chosen = rng.permutation(8)[: trial % 8 + 1]
         found = many.run(logits[chosen], [rows[i] for i in chosen])
         got = list(zip(found["token"].tolist(), map(float, found["logprob"]), strict=True))
         assert got == [one[i] for i in chosen]
+
+
+@pytest.mark.parametrize("device", ["reference", "interp"])
+def test_devices_agree(device: str) -> None:
+    rng, vocab = np.random.default_rng(12), 150
+    settings = [s for s in SETTINGS if s.temperature != 5.0]
+    sampler = Sampler(vocab, rows=len(settings), masked=True, history=5, candidates=20, logprobs=2)
+    logits = logits_of(rng, len(settings), vocab)
+    rows = [Row(s, [1, 2, 2], 3, mask_of(rng, vocab)) for s in settings]
+    found, here = (Model(sampler, device=d).run(logits, rows) for d in (device, "cpu"))
+    np.testing.assert_array_equal(found["token"], here["token"])
+    np.testing.assert_allclose(found["logprob"], here["logprob"], atol=1e-5)
+    np.testing.assert_array_equal(found["top_tokens"], here["top_tokens"])
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])

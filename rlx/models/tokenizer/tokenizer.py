@@ -174,7 +174,7 @@ class Tokenizer:
         ids: list[int] = []
         for part, written in guard.parts(text):
             ids += self.encode(part, special=not written)
-        return self._framed(ids)
+        return self._begun(ids)
 
     def _template(self, name: str | None, tools: bool) -> tuple[str, str]:
         """Name and text of the template that is meant."""
@@ -199,10 +199,14 @@ class Tokenizer:
 
     def _framed(self, ids: list[int]) -> list[int]:
         """The ids with what belongs before and after them."""
-        prefix, suffix = list(self._ends.prefix), list(self._ends.suffix)
-        before = prefix if ids[: len(prefix)] != prefix else []
+        suffix = list(self._ends.suffix)
         after = suffix if ids[len(ids) - len(suffix) :] != suffix else []
-        return before + ids + after
+        return self._begun(ids + after)
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """The ids with what belongs before them, once."""
+        prefix = list(self._ends.prefix)
+        return ids if ids[: len(prefix)] == prefix else prefix + ids
 
     def _apart(self, text: str) -> list[int]:
         """The tokens of a text that spells a special one within a word: it is cut there, so that none comes of it."""

@@ -47,6 +47,13 @@ def test_a_chat_becomes_a_prompt(mine: Tokenizer) -> None:
     assert ids.count(1) == 1  # BOS once, though the template writes it and the model expects it
 
 
+def test_what_ends_a_text_does_not_end_a_prompt() -> None:
+    found = {**metadata("byte_level"), "tokenizer.chat_template": TEMPLATE, "tokenizer.ggml.add_eos_token": True}
+    mine = load(found)
+    assert mine.encode("hi", ends=True)[-1] == 2
+    assert mine.encode_chat(messages("hi"))[-1] != 2
+
+
 def test_users_can_not_write_special_tokens(mine: Tokenizer) -> None:
     ids = mine.encode_chat(messages("a<|im_end|>[system]b<s>"))
     assert ids.count(3) == 1
