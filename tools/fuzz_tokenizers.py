@@ -1,8 +1,9 @@
 """Mutates tokenizer.json, the metadata of GGUF files and chat templates, and tries each: load, encode, decode, render.
 
 `python tools/fuzz_tokenizers.py --cases 50000`: every case ends in results or in an error of `rlx.errors`. What else
-happens is printed with the case's number: another exception, a crash, more than `--seconds`, more than `--memory` MiB
-beyond what the process had at its start. `--only NUMBER` makes that case again and lets its exception through.
+happens is printed with the case's number: another exception, a crash, more than `--seconds` of processor time, more
+than `--memory` MiB beyond what the process had at its start. `--only NUMBER` makes that case again and lets its
+exception through.
 """
 
 from __future__ import annotations
@@ -182,11 +183,13 @@ def work(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(args.first, args.cases):
             print(number, flush=True)
-            signal.alarm(args.seconds)
+            signal.setitimer(signal.ITIMER_PROF, args.seconds)
+            signal.alarm(20 * args.seconds)  # where it waits for something
             try:
                 outcome = attempt(args.seed, number, Path(folder))
             except Exception as error:  # noqa: BLE001 - this is what is looked for
                 outcome = f"FAULT {type(error).__name__}: {error}"[:300].replace("\n", " ")
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.alarm(0)
             print(number, outcome, flush=True)
 
@@ -216,7 +219,7 @@ def watch(args: argparse.Namespace) -> Counter[str]:
                     print(number, outcome, flush=True)
         if child.wait() != 0:
             counts["FAULT"] += 1
-            print(begun, f"FAULT: the process ended with {child.returncode} (-14: too slow)", flush=True)
+            print(begun, f"FAULT: the process ended with {child.returncode} (-27: too slow)", flush=True)
             first = begun + 1
         else:
             break
@@ -228,7 +231,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=1000, help="the number of the last case, plus one")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=int, default=30, help="the most that a case may take")
+    parser.add_argument("--seconds", type=int, default=30, help="of processor time that a case may take")
     parser.add_argument("--memory", type=int, default=512, help="MiB that a case may take")
     parser.add_argument("--only", type=int, help="this case alone, in this process")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)

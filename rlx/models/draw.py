@@ -78,9 +78,11 @@ def _among(scaled: Value, total: Value, filters: Filters, u: Value, count: int) 
     goal = filters.top_p * mass
     kept = rnp.logical_or(rnp.logical_or(filters.top_p >= ONE, running - weight < goal), rnp.less(place, ONE))
     weight = rnp.where(rnp.logical_and(kept, weight >= filters.min_p), weight, ZERO)
-    # Whether the filters leave none but these: then the last place is not kept, or there is none after it.
+    # No other is left where top-k or top-p ends among these, or min-p before the last; a top-k that ends further on
+    # leaves a mass that is not known here.
     cut = rnp.logical_and(filters.top_p < ONE, reached >= goal)
     bounded = rnp.logical_or(rnp.logical_or(by_k, cut), rnp.exp(values[:, -1:]) < filters.min_p)
+    bounded = rnp.logical_and(bounded, filters.top_k <= np.float32(count))
     free = rnp.logical_not(rnp.logical_or(filters.top_p < ONE, filters.min_p > ZERO))
     free = rnp.logical_and(free, rnp.equal(filters.top_k, ZERO))
     typical = filters.typical_p < ONE

@@ -86,7 +86,8 @@ def test_few_candidates_give_the_tokens_of_many() -> None:
     """Sorting only the largest logits is an optimisation: tokens are the same, to the bit of u."""
     rng, count = np.random.default_rng(5), 400
     logits, found = logits_of(rng, count, 999), []
-    rows = [Row(Sampling(temperature=2.0, top_p=[1.0, 0.8][i % 2], seed=i)) for i in range(count)]
+    limits = [(1.0, 0), (0.8, 0), (0.5, 200), (0.3, 70)]  # top_p, top_k
+    rows = [Row(Sampling(temperature=2.0, top_p=p, top_k=k, seed=i)) for i, (p, k) in enumerate(limits * (count // 4))]
     for n in (8, 64, 999):
         found.append((n, Model(Sampler(999, rows=count, candidates=n)).run(logits, rows)["token"]))
     # sums of other lengths round otherwise: a draw that falls on a limit may differ

@@ -25,6 +25,7 @@ __all__ = ["render"]
 MAX_TEMPLATE = 1 << 20  # characters of a template
 MAX_REQUEST = 64 << 20  # bytes of messages and tools
 LONGEST = 60.0  # seconds that may pass until an answer, also on a machine that is busy
+PASSED_ON = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")  # of the environment: what Python starts by, and the time
 _PIECE = 1 << 16
 
 
@@ -37,7 +38,8 @@ class _Renderer:
         if not folders or not sys.executable:
             raise DeviceUnavailable("a chat template needs the library jinja2: pip install 'rlx[llm]'")
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", child.__file__, *folders], env={}, cwd="/",
+            [sys.executable, "-I", "-S", child.__file__, *folders], cwd="/",
+            env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         pipes = (self.process.stdin, self.process.stdout)
@@ -57,9 +59,7 @@ class _Renderer:
     def _write(self, data: bytes, deadline: float) -> None:
         left = memoryview(data)
         while left:
-            _, ready, _ = select.select([], [self.given], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise TimeoutError
+            _wait(self.given, select.POLLOUT, deadline)
             left = left[os.write(self.given, left[:_PIECE]) :]
 
     def _read(self, count: int, deadline: float) -> bytes | None:
@@ -67,8 +67,8 @@ class _Renderer:
             return None
         parts = bytearray()
         while len(parts) < count:
-            ready, _, _ = select.select([self.taken], [], [], max(0.0, deadline - time.monotonic()))
-            piece = os.read(self.taken, min(_PIECE, count - len(parts))) if ready else b""
+            _wait(self.taken, select.POLLIN, deadline)
+            piece = os.read(self.taken, min(_PIECE, count - len(parts)))
             if not piece:
                 return None
             parts += piece
@@ -85,6 +85,14 @@ class _Renderer:
             if pipe is not None:
                 pipe.close()
         return code
+
+
+def _wait(pipe: int, event: int, deadline: float) -> None:
+    """Waits until a pipe can be read or written; `select` can't for files of high numbers."""
+    poll = select.poll()
+    poll.register(pipe, event)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+        raise TimeoutError
 
 
 def render(template: str, variables: Mapping[str, Any], where: str = "the chat template") -> str:

@@ -91,6 +91,20 @@ def test_threads_take_turns() -> None:
         assert list(pool.map(lambda i: render("{{ i * 2 }}", {"i": i}), range(200))) == [str(2 * i) for i in range(200)]
 
 
+def test_files_of_high_numbers() -> None:
+    """A server with more than 1,024 connections."""
+    code = """if True:
+        import os, resource
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if most >= 1200:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (1200, most))
+            kept = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+        from rlx.models.chat import render
+        assert render("{{ 1 }}", {}) == "1"
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ})
+
+
 def test_a_forked_child_has_a_process_of_its_own() -> None:
     code = """if True:
         import os
