@@ -9,6 +9,9 @@ For each row, in this order:
 
 1. `logit_bias` is added. Of a token that is c > 0 times among the last ones, a logit above 0 is divided by
    `repetition_penalty`, one below is multiplied by it; then c * `frequency_penalty` + `presence_penalty` is taken off.
+   Of a token that would go on with a repetition of n >= `dry_allowed_length` tokens (the last n are somewhere among the
+   last ones too, with it after them), `dry_multiplier` * `dry_base` ** (n - `dry_allowed_length`) is taken off; a
+   repetition doesn't reach over `dry_breakers`. ("Don't repeat yourself", text-generation-webui#5677)
    Tokens that the mask forbids get -inf. With `temperature` 0 the largest is taken, the first of equals.
 2. Logits are divided by `temperature` and sorted, the lower token first of equals. p is their softmax over what is
    left: `top_k` leaves so many; `top_p` the fewest whose p together reach it; `min_p` those with p >= min_p * the
@@ -35,6 +38,7 @@ from rlx.errors import OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, Value
 from rlx.models.draw import Filters, draw
+from rlx.models.penalties import not_repeated, penalised
 from rlx.ops.random import threefry_rounds
 from rlx.records import dataclass, field
 
@@ -43,7 +47,7 @@ __all__ = ["Row", "Sampled", "Sampler", "Sampling"]
 Array = NDArray[Any]
 COLUMNS = (
     "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty",
-    "presence_penalty",
+    "presence_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_reach",
 )  # fmt: skip
 MAX_TOP_K = 1 << 24  # whole numbers that f32 holds
 
@@ -64,6 +68,10 @@ class Sampling:
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_breakers: Sequence[int] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
 
@@ -72,7 +80,8 @@ class Sampling:
         allowed = {
             "temperature": (0.0, math.inf), "top_k": (0, MAX_TOP_K), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0),
             "typical_p": (0.0, 1.0), "repetition_penalty": (1e-6, math.inf), "frequency_penalty": (-1e6, 1e6),
-            "presence_penalty": (-1e6, 1e6), "seed": (0, (1 << 64) - 1),
+            "presence_penalty": (-1e6, 1e6), "dry_multiplier": (0.0, 1e6), "dry_base": (1.0, 1e6),
+            "dry_allowed_length": (1, MAX_TOP_K), "seed": (0, (1 << 64) - 1),
         }  # fmt: skip
         for name, (low, high) in allowed.items():
             value = getattr(self, name)
@@ -81,6 +90,8 @@ class Sampling:
                 raise OptionError(f"{name}: expected {'an int' if whole else 'a number'}, got {value!r:.60}")
             if not low <= value <= high or value == math.inf:
                 raise OptionError(f"{name}={value}: expected {low:g} to {high:g}")
+        if not all(type(token) is int for token in self.dry_breakers):
+            raise OptionError(f"dry_breakers: expected tokens, got {self.dry_breakers!r:.60}")
         for token, bias in self.logit_bias.items():
             if type(token) is not int or not isinstance(bias, int | float) or math.isnan(bias) or bias == math.inf:
                 raise OptionError(f"logit_bias: expected numbers by token, got {token!r:.60}: {bias!r:.60}")
@@ -183,7 +194,8 @@ class Sampler:
         if self.biases:
             logits = ops.scatter_elements(logits, given["bias_tokens"], given["bias"], axis=1, reduction="add")
         if self.history:
-            logits = _penalised(logits, given["history"], options)
+            logits = penalised(logits, given["history"], options)
+            logits = not_repeated(logits, given["history"], options)
         if self.masked:
             bits = given["mask"][:, :, None] >> np.arange(32, dtype=np.uint32)
             allowed = rnp.not_equal(bits & np.uint32(1), np.uint32(0))
@@ -206,9 +218,7 @@ class Sampler:
         """The arrays of the inputs by name. Raises `OptionError` for rows that don't fit the graph."""
         count = len(rows)
         found: dict[str, Array] = {
-            "options": np.array([[getattr(r.sampling, c) for c in COLUMNS] for r in rows], np.float32).reshape(
-                count, -1
-            ),
+            "options": np.array([self._options(r) for r in rows], np.float32).reshape(count, len(COLUMNS)),
             "key": np.array(
                 [[r.sampling.seed & 0xFFFFFFFF, r.sampling.seed >> 32, r.step & 0xFFFFFFFF] for r in rows], np.uint32
             ).reshape(count, 3),
@@ -224,11 +234,20 @@ class Sampler:
             self._fill(found, i, row)
         return {prefix + name: array for name, array in found.items()}
 
+    def _options(self, row: Row) -> list[float]:
+        """A row of the input `options`."""
+        breakers = set(row.sampling.dry_breakers)
+        reach = 0  # how many of the last tokens come after the last breaker
+        if row.sampling.dry_multiplier:
+            last = list(row.history)[-self.history :] if self.history else []
+            reach = next((n for n, token in enumerate(reversed(last)) if token in breakers), len(last))
+        return [*(getattr(row.sampling, name) for name in COLUMNS[:-1]), reach]
+
     def _fill(self, found: Mapping[str, Array], i: int, row: Row) -> None:
         sampling, what = row.sampling, f"sampling: row {i}"
         last = list(row.history)[-self.history :] if self.history else []
-        penalised = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) != (1, 0, 0)
-        if penalised and not self.history and row.history:
+        penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+        if (penalties != (1.0, 0.0, 0.0) or sampling.dry_multiplier) and not self.history and row.history:
             raise OptionError(f"{what}: the graph was made without penalties: Sampler(history=64)")
         for token in (*last, *sampling.logit_bias):
             if not 0 <= token < self.vocab:
@@ -253,20 +272,4 @@ class Sampler:
 
 def _cast(x: Value, dtype: str) -> Value:
     made: Value = ops.cast(x, to=DTYPES[dtype])
-    return made
-
-
-def _penalised(logits: Value, history: Value, options: Mapping[str, Value]) -> Value:
-    """The logits with those of tokens in `history` [rows, H] lowered; -1 ends it. A token is counted once a place."""
-    there = history >= np.int32(0)
-    # Places after the end repeat the first token, whose logit they then write too: as it is where there is none.
-    first = rnp.maximum(history[:, :1], np.int32(0))
-    tokens = rnp.where(there, history, first)
-    same = rnp.logical_and(rnp.equal(tokens[:, :, None], history[:, None, :]), there[:, None, :])
-    count = rnp.sum(_cast(same, "f32"), axis=2)
-    old = ops.gather_elements(logits, tokens, axis=1)
-    factor = options["repetition_penalty"]
-    new = rnp.where(old > np.float32(0), old / factor, old * factor)
-    new = new - count * options["frequency_penalty"] - options["presence_penalty"]
-    made: Value = ops.scatter_elements(logits, tokens, rnp.where(count > np.float32(0), new, old), axis=1)
     return made

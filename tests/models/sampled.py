@@ -23,10 +23,26 @@ def changed(logits: Array, row: Row) -> Array:
     for token in set(row.history):
         out[token] = out[token] / s.repetition_penalty if out[token] > 0 else out[token] * s.repetition_penalty
         out[token] -= list(row.history).count(token) * s.frequency_penalty + s.presence_penalty
+    for token, penalty in repetitions(row).items():
+        out[token] -= penalty
     if row.mask is not None:
         bits = np.unpackbits(row.mask.view(np.uint8), bitorder="little")[: len(out)]
         out[bits == 0] = -np.inf
     return out
+
+
+def repetitions(row: Row) -> dict[int, float]:
+    """What is taken off of tokens that go on with a repetition."""
+    s, past = row.sampling, list(row.history)
+    found: dict[int, float] = {}
+    for at in range(len(past)):  # past[at] is the token that came after an earlier occurrence
+        n = 0
+        while n < at and past[at - 1 - n] == past[len(past) - 1 - n] and past[len(past) - 1 - n] not in s.dry_breakers:
+            n += 1
+        if s.dry_multiplier and n >= s.dry_allowed_length:
+            penalty = s.dry_multiplier * s.dry_base ** (n - s.dry_allowed_length)
+            found[past[at]] = max(found.get(past[at], 0), penalty)
+    return found
 
 
 def left(logits: Array, row: Row) -> tuple[Array, float]:

@@ -37,6 +37,9 @@ SETTINGS = [
     Sampling(top_k=40, top_p=0.9, min_p=0.01, typical_p=0.9, temperature=0.8),
     Sampling(repetition_penalty=1.5, frequency_penalty=0.4, presence_penalty=0.7),
     Sampling(repetition_penalty=0.5, frequency_penalty=-0.4, temperature=0),
+    Sampling(dry_multiplier=0.8, dry_allowed_length=1),
+    Sampling(dry_multiplier=5.0, temperature=0, presence_penalty=0.1),
+    Sampling(dry_multiplier=1.0, dry_base=3.0, dry_allowed_length=2, dry_breakers=(1,), temperature=0),
     Sampling(logit_bias={0: 3.0, 5: -np.inf, 6: -100.0}),
     Sampling(logit_bias={3: 50.0}, temperature=0),
 ]
@@ -50,6 +53,12 @@ def mask_of(rng: np.random.Generator, vocab: int) -> Array:
     bits = rng.random(-(-vocab // 32) * 32) < rng.choice([0.02, 0.5])
     bits[rng.integers(vocab)] = True
     return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def history_of(rng: np.random.Generator, vocab: int) -> list[int]:
+    """Up to 9 tokens, of few different ones, or the same ones again."""
+    part = rng.integers(0, min(vocab, rng.choice([3, 12])), rng.integers(10)).tolist()
+    return (part[:3] * 3 if rng.random() < 0.5 else part)[-int(rng.integers(1, 10)) :]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +76,7 @@ def test_tokens_are_those_of_the_definition(vocab: int, candidates: int) -> None
         rows = [
             Row(
                 Sampling(**{**{f: getattr(s, f) for f in s.__dataclass_fields__}, "seed": int(rng.integers(1 << 63))}),
-                rng.integers(0, min(vocab, 12), rng.integers(10)).tolist(),
+                history_of(rng, vocab),
                 step,
                 mask_of(rng, vocab) if rng.random() < 0.5 else None,
             )
@@ -233,6 +242,8 @@ def test_parts_that_are_not_asked_for_are_not_there() -> None:
         ({"typical_p": 2}, "typical_p"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"seed": 1 << 64}, "seed"),
+        ({"dry_allowed_length": 0}, "dry_allowed_length=0"),
+        ({"dry_breakers": ("a",)}, "dry_breakers"),
         ({"seed": -1}, "seed"),
         ({"logit_bias": {"a": 1.0}}, "logit_bias"),
         ({"logit_bias": {1: float("nan")}}, "logit_bias"),
