@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,7 @@ from rlx.records import dataclass, field
 __all__ = ["Ends", "Templates", "Tokenizer"]
 
 MAX_TEXT = 1 << 28  # characters of one text
+MAX_SPECIAL = 1 << 16  # special tokens; a family with many unused ones has some 6,000
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,16 @@ class Tokenizer:
         self._pieces, self._ends, self._templates, self._where = pieces, ends, templates, where
         self._special = library
         self._kept_out = pieces.special - {ends.unknown}  # of what text can spell
-        words = sorted(filter(None, (pieces.tokens[i] for i in self._kept_out)), key=len, reverse=True)
-        self._spelt = re.compile("|".join(map(re.escape, words))) if words else None
+        if len(self._kept_out) > MAX_SPECIAL:
+            raise ModelFormatError(f"{where}: {len(self._kept_out)} special tokens: at most {MAX_SPECIAL} are taken")
         with translated(where):
             self._plain = _without_special(library) if plain is None else plain
+
+    @cached_property
+    def _spelt(self) -> re.Pattern[str] | None:
+        """What looks like a special token in a text, the longest first."""
+        words = sorted(filter(None, (self._pieces.tokens[i] for i in self._kept_out)), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, words))) if words else None
 
     def __len__(self) -> int:
         """How many tokens there are, from 0 on."""

@@ -16,7 +16,7 @@ from trained import KINDS, corpus, metadata, random_text, save, trained
 
 from rlx.errors import DeviceUnavailable, ModelFormatError, OptionError
 from rlx.importers.gguf import GgufArray, read_gguf
-from rlx.models.tokenizer import Tokenizer, load
+from rlx.models.tokenizer import Tokenizer, load, merges
 from rlx.models.tokenizer.splits import VARIANTS
 
 KEY = "tokenizer.ggml."
@@ -254,6 +254,16 @@ def test_tokens_too_long_to_split_are_refused() -> None:
     values = {"tokens": tokens, "token_type": [1] * 12, "scores": [0.0] * 12}
     with pytest.raises(ModelFormatError, match="too long to be split"):
         load(changed("sentence_pieces", **values))
+
+
+def test_too_many_pairs_and_special_tokens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merges, "MAX_MERGES", 100)
+    with pytest.raises(ModelFormatError, match="more than 100 pairs of tokens make a third"):
+        load(metadata("sentence_pieces"))
+    tokens = [f"<{i}>" for i in range(70_000)]
+    values = {"tokens": tokens, "token_type": [3] * 70_000, "merges": []}
+    with pytest.raises(ModelFormatError, match="69999 special tokens: at most 65536"):
+        load(changed("byte_level", **values))
 
 
 def test_tokens_that_are_no_text_can_be_decoded() -> None:
