@@ -19,6 +19,7 @@ from rlx.estimate.api import estimate as estimate
 from rlx.ir.graph import Graph as Graph
 from rlx.ir.shape import Dim as Dim
 from rlx.ir.value import TensorType as TensorType
+from rlx.llm.loading import load_llm as load_llm
 from rlx.ops.base import Op as Op
 from rlx.ops.base import register as register
 from rlx.ops.experts import moe as moe
@@ -81,6 +82,7 @@ __all__ = [
     "jit",
     "load",
     "load_artifact",
+    "load_llm",
     "lora",
     "moe",
     "numpy",

@@ -59,6 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     "estimate": COMPILER_PARTS | {"compiler", "importers"},
     "runtime": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate"},
     "models": {"ir", "ops", "numpy", "importers"},
+    "llm": {"ir", "models", "runtime", "estimate"},
     "trace": {"ir", "ops", "runtime"},
     "dynamo": {"runtime"},
     "numpy": {"ops"},
@@ -66,7 +67,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"compiler", "cost", "forks", "importers", "estimate", "runtime", "trace", "numpy"},  # rlx/__init__.py
     "demo": {"ir", "runtime", "rlx"},
     "__main__": {"cli"},
-    "cli": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "testing", "rlx", "demo"},
+    "cli": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "testing", "rlx", "demo", "llm"},
 }
 A_BACKEND = {
     "ir", "ops", "kernels", "plan", "backends.base", "backends.states", "backends.granted", "backends.codegen",

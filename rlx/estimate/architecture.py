@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rlx.errors import ModelFormatError
-from rlx.importers.gguf import GgufArray
+from rlx.importers.fields import Fields, sliding_windows
 from rlx.records import dataclass
 
 __all__ = ["Architecture", "Layer", "from_config", "from_gguf"]
@@ -50,37 +50,6 @@ class Architecture:
         return sum(layer.kv_elements * min(context, layer.window or context) for layer in self.layers)
 
 
-class _Fields:
-    """Checked look-ups; every message names the file and the key."""
-
-    def __init__(self, path: str, get: Callable[[str], Any]) -> None:
-        self.path, self.get = path, get
-
-    def number(self, *keys: str, default: int | None = None) -> int:
-        """The first of the keys that is there, a natural number."""
-        for key in keys:
-            value = self.get(key)
-            if value is None:
-                continue
-            if type(value) is not int or not 0 <= value < 1 << 40:
-                raise ModelFormatError(f"{self.path}: {key} is {value!r}: expected a number >= 0")
-            return value
-        if default is None:
-            raise ModelFormatError(f"{self.path}: {keys[0]} is missing: the memory of the model depends on it")
-        return default
-
-    def per_layer(self, key: str, layers: int, default: int) -> list[int]:
-        """A number for each layer, from a number or a list of them."""
-        value = self.get(key)
-        if isinstance(value, GgufArray):
-            value = value.values()
-        if isinstance(value, list):
-            if len(value) != layers or not all(type(v) in (int, bool) and v >= 0 for v in value):
-                raise ModelFormatError(f"{self.path}: {key}: expected {layers} numbers >= 0, one a layer")
-            return [int(v) for v in value]
-        return [self.number(key, default=default)] * layers
-
-
 def _layer_count(path: str, count: int) -> int:
     if not 1 <= count <= MAX_LAYERS:
         raise ModelFormatError(f"{path}: {count} layers: expected 1 to {MAX_LAYERS}")
@@ -98,7 +67,7 @@ def from_gguf(path: str, metadata: Mapping[str, Any], vocab: int) -> Architectur
     if not isinstance(family, str) or not family:
         raise ModelFormatError(f"{path}: general.architecture is missing: not the file of a whole model")
     _refuse_recurrent(path, family)
-    f = _Fields(path, lambda key: metadata.get(f"{family}.{key}"))
+    f = Fields(path, lambda key: metadata.get(f"{family}.{key}"))
     count = _layer_count(path, f.number("block_count"))
     hidden = f.number("embedding_length")
     heads = f.per_layer("attention.head_count", count, 0)
@@ -110,7 +79,7 @@ def from_gguf(path: str, metadata: Mapping[str, Any], vocab: int) -> Architectur
     value = f.number("attention.value_length", default=size)
     rank = f.number("attention.kv_lora_rank", default=0)
     rope = f.number("rope.dimension_count", default=0)
-    windows = _windows(
+    windows = sliding_windows(
         f.number("attention.sliding_window", default=0),
         f.get("attention.sliding_window_pattern"),
         count,
@@ -137,20 +106,6 @@ GGUF_PATTERNS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "cohere2": 4}
 CONFIG_PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
 
 
-def _windows(window: int, pattern: Any, count: int, default: int | None) -> list[int | None]:
-    """The sliding window of each layer; the last of each `pattern` layers sees everything, or a list says which do."""
-    if isinstance(pattern, GgufArray):
-        pattern = pattern.values()
-    if not window:
-        return [None] * count
-    if isinstance(pattern, list):
-        return [window if i < len(pattern) and pattern[i] else None for i in range(count)]
-    every = pattern if type(pattern) is int else default
-    if every is None or every <= 0:
-        return [window] * count
-    return [None if (i + 1) % every == 0 else window for i in range(count)]
-
-
 def from_config(path: str, config: Mapping[str, Any]) -> Architecture:
     """The architecture of a config.json of a transformers model. Raises `ModelFormatError`."""
     inner = config.get("text_config")
@@ -160,7 +115,7 @@ def from_config(path: str, config: Mapping[str, Any]) -> Architecture:
     if not isinstance(family, str):
         raise ModelFormatError(f"{path}: model_type is missing: not the configuration of a model")
     _refuse_recurrent(path, family)
-    f = _Fields(path, config.get)
+    f = Fields(path, config.get)
     count = _layer_count(path, f.number("num_hidden_layers", "n_layer", "n_layers"))
     hidden = f.number("hidden_size", "n_embd", "d_model", "dim")
     heads = f.number("num_attention_heads", "n_head", "n_heads")
@@ -175,7 +130,7 @@ def from_config(path: str, config: Mapping[str, Any]) -> Architecture:
     pattern = config.get("sliding_window_pattern")
     if isinstance(kinds, list):
         pattern = [kind == "sliding_attention" for kind in kinds]
-    windows = _windows(window, pattern, count, CONFIG_PATTERNS.get(family))
+    windows = sliding_windows(window, pattern, count, CONFIG_PATTERNS.get(family))
     ffn = f.number("intermediate_size", "n_inner", "ffn_dim", "hidden_dim", default=4 * hidden)
     used = f.number("num_experts_per_tok", "num_experts_per_token", default=0)
     own = f.number("moe_intermediate_size", "expert_ffn_hidden_size", default=ffn)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable
@@ -13,9 +12,8 @@ from rlx.estimate.architecture import Architecture, from_config, from_gguf
 from rlx.estimate.calibrate import FUNCTION, NODE, Overhead
 from rlx.estimate.experts import ExpertTotals
 from rlx.estimate.memory import PARTS, Axis, MemoryEstimate
+from rlx.importers.folder import read_folder
 from rlx.importers.gguf import read_gguf_parts
-from rlx.importers.safetensors import SafetensorsFile, read_safetensors, read_safetensors_index
-from rlx.importers.sources import read_file
 from rlx.ir.encoding import Encoding, encoding_named
 from rlx.ir.value import TensorType, stored_as
 from rlx.records import dataclass, replace
@@ -30,7 +28,6 @@ _FORECAST = (
 PREFILL = 512  # tokens of a prompt that go through at once
 WORKSPACE = 1 << 20  # bytes a thread that no kernel's tiles exceed
 NODES_PER_LAYER, FUNCTIONS = 16, 48  # of a decoder after fusion: what code is counted by
-MAX_CONFIG_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -75,30 +72,9 @@ def read_gguf_model(path: str | os.PathLike[str]) -> LanguageModelFile:
 
 def read_hf_model(path: str | os.PathLike[str]) -> LanguageModelFile:
     """The headers of a safetensors model (file, index or folder) with the config.json beside it."""
-    path = Path(path)
-    if path.is_dir():
-        names = "model.safetensors.index.json", "model.safetensors"
-        found = [path / name for name in names if os.path.exists(path / name)]  # `Path.exists` may raise
-        if not found:
-            raise ModelFormatError(
-                f"{path}: read as a safetensors model, but {' or '.join(names)} is not to be found there"
-            )
-        path = found[0]
-    files: Iterable[SafetensorsFile]
-    files = read_safetensors_index(path) if path.suffix == ".json" else [read_safetensors(path)]
-    config = path.parent / "config.json"
-    try:
-        fields = json.loads(read_file(config, MAX_CONFIG_BYTES))
-    except ModelFormatError as error:
-        raise ModelFormatError(
-            f"{error}: the memory of a safetensors model depends on its config.json; put it beside the weights"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise ModelFormatError(f"{config}: is no JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise ModelFormatError(f"{config}: expected a JSON object, got {type(fields).__name__}")
+    files, config, fields = read_folder(path)
     tensors = tuple(Stored(t.name, t.shape, t.nbytes) for file in files for t in file.tensors.values())
-    name = path.parent.name or path.name
+    name = config.parent.name or config.name
     return LanguageModelFile(name, from_config(str(config), fields), tensors)
 
 

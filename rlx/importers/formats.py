@@ -11,16 +11,11 @@ from rlx.ir.text import parse_graph
 
 __all__ = ["is_onnx", "parse_text", "way_in"]
 
-_WEIGHTS = (
-    "holds weights without the graph that computes with them: rlx.estimate says what the model needs, and "
-    "WeightRegistry.load reads them for a graph of yours"
-)
 _PICKLE = (
     "is a pickle, which runs code of whoever made it, so rlx reads none: if you trust it, load it by the library that "
     "wrote it and give the model itself, rlx.load(estimator, example_inputs=X[:1])"
 )
 _ELSEWHERE = {  # other formats by the endings of their files: what they are, and the way from there to here
-    (".gguf", ".safetensors"): _WEIGHTS,
     (".pkl", ".pickle", ".joblib"): _PICKLE,
     (".pt", ".pth", ".pt2", ".ckpt", ".bin"): "may be a file of PyTorch: write it as ONNX by torch.onnx.export",
     (".tflite", ".pb", ".h5", ".keras"): "may be a file of TensorFlow: write it as ONNX by tf2onnx",
@@ -39,7 +34,7 @@ def way_in(head: bytes, ending: str) -> str:
     `ending` is in lower case, with its dot.
     """
     if head.startswith(b"GGUF"):
-        return _WEIGHTS
+        return "a GGUF model is mapped from its file: write it to one and load that"
     if head[:1] == b"\x80" and head[1:2] <= b"\x05":  # the opcode of a pickle's protocol, and its number
         return _PICKLE
     return next((way for endings, way in _ELSEWHERE.items() if ending in endings), "")

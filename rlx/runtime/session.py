@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "Session", "compile", "load", "load_artifact"]
 
+# file ending -> importer: (path, dims=, values=, admit=) -> Graph
 FORMATS: dict[str, str] = {
-    ".onnx": "rlx.importers.onnx:load"
-}  # file ending -> importer: (path, dims=, admit=) -> Graph
+    ".onnx": "rlx.importers.onnx:load",
+    ".gguf": "rlx.models.decoder:load",
+    ".safetensors": "rlx.models.decoder:load",
+}
 TEXT = ".rlx"
 ARTIFACT = "artifact"
 
@@ -349,6 +352,11 @@ def kind_of(source: str | os.PathLike[str], *, artifacts: bool = False) -> tuple
     if not isinstance(source, str | os.PathLike):
         raise OptionError(f"load takes the path of a model file, got {type(source).__name__}; rlx.compile takes graphs")
     path = Path(path_of(source, "load"))
+    if os.path.isdir(path) or path.name.endswith(".index.json"):
+        from rlx.importers.folder import weights_of
+
+        path = weights_of(path)
+        return path, ".safetensors"
     ending = path.suffix.lower()
     try:
         head = read_regular(path, len(MAGIC))
@@ -366,6 +374,8 @@ def kind_of(source: str | os.PathLike[str], *, artifacts: bool = False) -> tuple
 
     if is_onnx(head):
         return path, ".onnx"
+    if head.startswith(b"GGUF"):
+        return path, ".gguf"
     known = ", ".join((*FORMATS, TEXT, "artifacts"))
     found = way_in(head, ending) or "neither its ending nor its contents are those of a model"
     raise ModelFormatError(f"{path}: {found}; known are {known}")

@@ -6,31 +6,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rlx.errors import DTypeError, ModelFormatError, NameNotFound, OptionError
-from rlx.ir.dtype import DTYPES, DType, dtype_of, unpack
-from rlx.ir.encodings import ENCODINGS
+from rlx.importers.stored import Stored, gguf_tensors, safetensors_tensors
+from rlx.ir.dtype import DType, dtype_of
 from rlx.ir.graph import Array, TensorType
-from rlx.records import dataclass
 from rlx.runtime.archives import npy_array, npy_header, open_archive
 
-if TYPE_CHECKING:
-    from rlx.importers.gguf import GgufFile
-    from rlx.importers.safetensors import SafetensorsFile
-
 __all__ = ["Stored", "chosen_names", "read_weights"]
-
-
-@dataclass(frozen=True)
-class Stored:
-    """One tensor of a file. `read` gives elements, or blocks (u8) of the `encoding`, which may be an unknown one."""
-
-    type: TensorType
-    encoding: str | None
-    read: Callable[[], Array]
 
 
 def read_weights(path: Path) -> dict[str, Stored]:
@@ -73,34 +59,13 @@ def chosen_names(names: Mapping[str, object], patterns: Mapping[str, str] | None
 def _safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
     from rlx.importers.safetensors import read_safetensors, read_safetensors_index
 
-    files = read_safetensors_index(path) if path.suffix == ".json" else [read_safetensors(path)]
-    for file in files:
-        for name, tensor in file.tensors.items():
-            type = TensorType(tensor.shape, tensor.dtype)
-            whole = tensor.dtype.bits >= 8
-            yield name, Stored(type, None, partial(file.array, name) if whole else partial(_nibbles, file, name, type))
-
-
-def _nibbles(file: SafetensorsFile, name: str, type: TensorType) -> Array:
-    """4-bit elements, one to a byte; the file has two, the first in the low bits."""
-    return unpack(file.array(name).reshape(-1), type.dtype, file.tensors[name].shape)
+    return safetensors_tensors(read_safetensors_index(path) if path.suffix == ".json" else [read_safetensors(path)])
 
 
 def _gguf(path: Path) -> Iterator[tuple[str, Stored]]:
     from rlx.importers.gguf import read_gguf_parts
 
-    for file in read_gguf_parts(path):
-        for name, tensor in file.tensors.items():
-            if tensor.type.block > 1:
-                type = TensorType(tensor.shape, DTYPES["f32"], ENCODINGS.get(tensor.type.name))
-                yield name, Stored(type, tensor.type.name, partial(file.raw, name))
-            else:
-                type = TensorType(tensor.shape, dtype_of(tensor.type.name))
-                yield name, Stored(type, None, partial(_gguf_elements, file, name, type))
-
-
-def _gguf_elements(file: GgufFile, name: str, type: TensorType) -> Array:
-    return file.raw(name).view(type.dtype.numpy).reshape(file.tensors[name].shape)
+    return gguf_tensors(read_gguf_parts(path))
 
 
 def _onnx(path: Path) -> Iterator[tuple[str, Stored]]:

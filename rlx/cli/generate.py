@@ -1,0 +1,74 @@
+"""`rlx generate`: the text that a language model writes after a prompt."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlx.backends import BACKENDS
+from rlx.cli.options import json_option, model_argument
+from rlx.cli.show import print_json, working
+from rlx.llm.generation import Generation
+from rlx.llm.loading import KV_DTYPES, load_llm
+from rlx.llm.model import LanguageModel
+
+__all__ = ["generate"]
+
+
+@click.command(help="Print the text that the language model MODEL writes after PROMPT (- for stdin).")
+@model_argument
+@click.argument("prompt")
+@click.option("--max-tokens", "-n", type=click.IntRange(min=1), default=128, show_default=True)
+@click.option("--stop", multiple=True, help="End before this text; may be repeated.")
+@click.option("--chat", is_flag=True, help="PROMPT is what a user says, in the model's chat template.")
+@click.option("--system", help="With --chat: what the model is told first.")
+@click.option("--context", type=click.IntRange(min=1), help="Tokens of context. Default: the model's, 4096 at most.")
+@click.option("--kv-dtype", type=click.Choice(KV_DTYPES), default="f32", show_default=True)
+@click.option("--device", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True)
+@click.option("--threads", type=click.IntRange(min=1), help="Default: all that the machine grants.")
+@click.option("--budget", help="Memory that the model may take, such as 8GiB. Default: what is free.")
+@json_option
+def generate(
+    model: Path,
+    prompt: str,
+    max_tokens: int,
+    stop: tuple[str, ...],
+    chat: bool,
+    system: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    if system is not None and not chat:
+        raise click.UsageError("--system goes with --chat")
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with working(f"loading {model.name}"):
+        llm = load_llm(model, **{name: value for name, value in options.items() if value is not None})
+    if chat:
+        first = [] if system is None else [{"role": "system", "content": system}]
+        made = llm.chat([*first, {"role": "user", "content": text}], max_tokens, stop=stop)
+    else:
+        made = llm.generate(text, max_tokens, stop=stop)
+    if as_json:
+        print_json(described(llm, "".join(made), made))
+        return
+    for piece in made:
+        click.echo(piece, nl=False)
+    click.echo()
+    click.echo(str(made.stats), err=True)
+
+
+def described(llm: LanguageModel, text: str, made: Generation) -> dict[str, Any]:
+    """What --json prints."""
+    stats = made.stats
+    rates = {name: getattr(stats, name) for name in ("prompt_tokens_per_second", "tokens_per_second")}
+    return {
+        "device": llm.model.device,
+        "text": text,
+        "ids": made.ids,
+        "finish_reason": made.finish_reason,
+        **vars(stats),
+        **rates,
+    }

@@ -1,0 +1,92 @@
+"""One text that a language model writes, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from rlx.errors import BusyError
+from rlx.llm.stats import Stats
+from rlx.llm.stopping import Stopper
+
+if TYPE_CHECKING:
+    from rlx.llm.model import LanguageModel
+
+__all__ = ["Generation"]
+
+Choose = Callable[[Sequence[int]], int]  # runs the model on tokens, and gives the one that follows
+
+
+class Generation(Iterator[str]):
+    """Pieces of text, computed as they are asked for; `"".join(generation)` is the whole.
+
+    `ids` are the new tokens so far, `finish_reason` is None until it has ended: then "stop" (by an end token or a stop
+    string), "length" (of `max_tokens`, or the context is full) or "cancelled". `stats` are those so far.
+    """
+
+    def __init__(
+        self,
+        llm: LanguageModel,
+        prompt: Sequence[int],
+        most: int,
+        stopper: Stopper,
+        ends: frozenset[int],
+        choose: Choose,
+    ) -> None:
+        self.ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.stats = Stats(prompt_tokens=len(prompt))
+        self._llm, self._prompt, self._most, self._choose = llm, list(prompt), most, choose
+        self._stopper, self._ends = stopper, ends
+        self._decoder = llm.text_decoder()
+        self._begun = perf_counter()
+
+    def __next__(self) -> str:
+        while self.finish_reason is None:
+            piece = self._step()
+            if piece:
+                return piece
+        raise StopIteration
+
+    def cancel(self) -> None:
+        """Ends it before the next token."""
+        if self.finish_reason is None:
+            self.finish_reason = "cancelled"
+
+    def _step(self) -> str:
+        """The text that one more token gives, "" where that is none yet."""
+        llm, begun = self._llm, perf_counter()
+        if not self.ids:
+            cached = llm.begin(self, self._prompt)
+            token = self._choose(self._prompt[cached:])
+            now = perf_counter()
+            self.stats = Stats(len(self._prompt), cached, 1, now - begun, now - self._begun)
+        else:
+            if llm.generation is not self:
+                raise BusyError("this generation can't go on: the model has begun another one since")
+            token = self._choose(self.ids[-1:])
+            s, took = self.stats, perf_counter() - begun
+            self.stats = Stats(
+                s.prompt_tokens, s.cached_tokens, len(self.ids) + 1, s.prompt_seconds, s.first_token_seconds,
+                s.decode_seconds + took,
+            )  # fmt: skip
+        self.ids.append(token)
+        llm.stats = self.stats
+        if token in self._ends:
+            return self._finished("stop")
+        piece = self._stopper.push(self._decoder.push(token))
+        if self._stopper.found is not None:
+            self.finish_reason = "stop"
+        elif len(self.ids) >= self._most:
+            return piece + self._finished("length")
+        return piece
+
+    def _finished(self, reason: str) -> str:
+        """The rest of the text, once no token follows."""
+        self.finish_reason = reason
+        rest = self._stopper.push(self._decoder.finish())
+        if self._stopper.found is not None:
+            self.finish_reason = "stop"
+            return rest
+        return rest + self._stopper.finish()

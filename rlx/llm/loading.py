@@ -1,0 +1,41 @@
+"""`rlx.load_llm`: from the files of a language model to one that runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from rlx.boundary import bounded
+from rlx.disk import path_of
+from rlx.errors import CompileError, OptionError
+from rlx.llm.model import LanguageModel
+from rlx.models.decoder import KV_DTYPES
+from rlx.runtime.session import Session
+
+__all__ = ["KV_DTYPES", "load_llm"]
+
+
+@bounded("load_llm", CompileError)
+def load_llm(
+    path: str | os.PathLike[str],
+    *,
+    context: int | None = None,
+    kv_dtype: str = "f32",
+    prefill: int | None = None,
+    **options: Any,
+) -> LanguageModel:
+    """Loads a language model: a GGUF file (of several the first), or a folder with safetensors and a config.json.
+
+    `context`: tokens that the cache has room for (None: what the model was made for, 4,096 at most). `kv_dtype`: the
+    type of the cache, "f32", "f16" or "bf16". `prefill`: tokens of a prompt that go through at once (512). Further
+    keywords are those of `rlx.load`: `threads`, `budget`, `precision` and others. Raises `ModelFormatError` for files
+    that are damaged or of a kind that is not known, `MemoryDeficit` before weights are read where it does not fit, and
+    `OptionError`.
+    """
+    if "dims" in options:
+        raise OptionError("load_llm: dims= is for other models; give context= and prefill=")
+    dims: dict[str, Any] = {"kv_dtype": kv_dtype}
+    dims |= {name: value for name, value in (("context", context), ("prefill", prefill)) if value is not None}
+    model = Session().load(path, dims=dims, **options)
+    return LanguageModel(model, Path(path_of(path, "load_llm")))

@@ -1,0 +1,220 @@
+"""A language model that has been loaded: it continues texts, and says how probable they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.boundary import bounded_class
+from rlx.errors import ExecutionError, OptionError
+from rlx.ir.graph import Array
+from rlx.ir.shape import upper
+from rlx.llm.generation import Generation
+from rlx.llm.stats import Stats
+from rlx.llm.stopping import Stopper
+from rlx.records import dataclass
+from rlx.runtime.compiled import CompiledGraph
+
+if TYPE_CHECKING:
+    from rlx.models.tokenizer import Tokenizer
+
+__all__ = ["LanguageModel", "Score"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Natural logarithms of the probabilities of tokens after those before them: logprobs[i] is that of ids[i + 1]."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean of -log-probability; NaN for a text of one token."""
+        return math.exp(-sum(self.logprobs) / len(self.logprobs)) if self.logprobs else math.nan
+
+
+@bounded_class(ExecutionError)
+class LanguageModel:
+    """What `rlx.load_llm` gives; `model` is the compiled graph below it, `stats` are those of the last generation.
+
+    One text at a time: a generation that is begun takes the cache from the one before. A prompt that begins like the
+    last text computes only what is new.
+    """
+
+    def __init__(self, model: CompiledGraph, path: Path) -> None:
+        self.model, self.path = model, path
+        self.stats = Stats()
+        self.generation: Generation | None = None
+        sizes = {spec.name: spec.shape for spec in (*model.inputs, *model.outputs)}
+        self._prefill = int(upper(sizes["ids"][1]) or 1)
+        self._rows = int(upper(sizes["wanted"][0]) or 1)
+        self.vocab = int(sizes["logits"][1])
+        self.context = int(model.states["cache.k.0"].spec.shape[2])
+        self._filled: list[int] = []  # the tokens whose keys and values the cache holds
+
+    def __repr__(self) -> str:
+        return f"<LanguageModel {self.path.name!r} on {self.model.device!r}, context of {self.context:,} tokens>"
+
+    # ---- text and tokens
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model's files. Raises `ModelFormatError` where they have none that is known."""
+        from rlx.models.tokenizer import load
+
+        return load(self.path)
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """The tokens of a text, with what the model expects before it (BOS).
+
+        `special`: text that looks like a special token is one.
+        """
+        tokenizer = self.tokenizer
+        ids = tokenizer.encode(text, special)
+        if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
+            ids = [tokenizer.bos_id, *ids]
+        return ids
+
+    def text_decoder(self) -> Any:
+        """What turns tokens that come one by one into text."""
+        return self.tokenizer.decoder(continued=True)
+
+    # ---- writing
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Generation:
+        """The text that follows a prompt (a text, or tokens), as an iterator of pieces.
+
+        At most `max_tokens` tokens (None: as many as the context has room for); it ends before any of the texts `stop`,
+        and at the tokens with which the model ends an answer, unless `ignore_eos`. Each token is the most probable one.
+        Raises `OptionError` for a prompt that is empty, has no room in the context or holds what is no token.
+        """
+        return self._generation(self._ids(prompt), max_tokens, stop=stop, ignore_eos=ignore_eos)
+
+    def _generation(
+        self,
+        ids: list[int],
+        max_tokens: int | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Generation:
+        if len(ids) > self.context:
+            raise OptionError(
+                f"a prompt of {len(ids):,} tokens has no room in a context of {self.context:,}: load the model with a "
+                "larger context="
+            )
+        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+            raise OptionError(f"max_tokens={max_tokens!r}: expected a number >= 1")
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if not all(isinstance(s, str) and s for s in stops):
+            raise OptionError(f"stop={stop!r}: expected texts that are not empty")
+        room = self.context - len(ids) + 1  # the last token that is written is not read
+        most = room if max_tokens is None else min(room, max_tokens)
+        ends = frozenset() if ignore_eos else frozenset(self.tokenizer.eos_ids)
+        return Generation(self, ids, most, Stopper(stops), ends, self._greedy)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None = None, **options: Any) -> Generation:
+        """The answer to a conversation, a list of {"role": ..., "content": ...}, by the model's own chat template.
+
+        Further keywords are those of `generate`. The cache is that of the last call where a conversation goes on.
+        """
+        return self._generation(self._ids(self.tokenizer.encode_chat(messages)), max_tokens, **options)
+
+    # ---- probabilities
+
+    def score(self, text: str | Sequence[int]) -> Score:
+        """How probable each token of a text (or of tokens) is after those before it. Raises `OptionError`."""
+        ids = self._ids(text)
+        if len(ids) > self.context:
+            raise OptionError(f"score: {len(ids):,} tokens have no room in a context of {self.context:,}")
+        return Score(tuple(ids), tuple(self._logprobs(ids)))
+
+    def perplexity(self, text: str | Sequence[int]) -> float:
+        """exp of the mean of -log-probability over the tokens of a text, in windows of the context."""
+        ids = self._ids(text)
+        found: list[float] = []
+        for start in range(0, max(len(ids) - 1, 1), self.context):
+            found += self._logprobs(ids[start : start + self.context + (start + self.context < len(ids))])
+        return Score(tuple(ids), tuple(found)).perplexity
+
+    def _logprobs(self, ids: Sequence[int]) -> list[float]:
+        self.begin(None, [])
+        found: list[float] = []
+        last = len(ids) - 1  # nothing follows this one
+        for start in range(0, last, self._rows):
+            part = ids[start : min(start + self._rows, last)]
+            logits = self._run(part, range(len(part)), "logits").astype(np.float64)
+            logits -= logits.max(axis=1, keepdims=True)
+            chosen = logits[np.arange(len(part)), np.asarray(ids[start + 1 : start + 1 + len(part)])]
+            found += (chosen - np.log(np.exp(logits).sum(axis=1))).tolist()
+        return found
+
+    # ---- the cache
+
+    def reset(self) -> None:
+        """Forgets the last text."""
+        self.begin(None, [])
+
+    def begin(self, generation: Generation | None, prompt: Sequence[int]) -> int:
+        """Makes a generation the one that has the cache; gives how many tokens of its prompt are there already.
+
+        These are never all: the last token is computed anew.
+        """
+        same = 0
+        while same < min(len(self._filled), len(prompt) - 1) and self._filled[same] == prompt[same]:
+            same += 1
+        self.generation = None
+        self.model.states["length"].write(np.full(1, same, np.int64))
+        self.generation, self._filled = generation, self._filled[:same]
+        return same
+
+    def _greedy(self, ids: Sequence[int]) -> int:
+        return int(self._extend(ids, "token")[0])
+
+    def _extend(self, ids: Sequence[int], output: str) -> Array:
+        """What the model gives after the last of these tokens, which follow those in the cache."""
+        for start in range(0, len(ids), self._prefill):
+            part = ids[start : start + self._prefill]
+            if start + len(part) == len(ids):
+                return self._run(part, [len(part) - 1], output)
+            self._run(part, [0], None)
+        raise OptionError("there are no tokens to compute")
+
+    def _run(self, ids: Sequence[int], wanted: Iterable[int], output: str | None) -> Array:
+        """One run of the model on tokens; the results of the places `wanted`."""
+        given = [np.array([ids], np.int64), np.array([len(ids)], np.int64), np.array([*wanted], np.int64)]
+        try:
+            made = self.model.run(given, outputs=[] if output is None else [output])
+        except BaseException:
+            self._filled, self.generation = [], None  # states may be updated in part
+            raise
+        self._filled += ids
+        return np.asarray(made[0]) if made else np.empty(0)
+
+    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """The tokens of a prompt, checked."""
+        if isinstance(prompt, str):
+            ids = self.tokenize(prompt)
+        elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
+            raise OptionError(f"prompt: expected a text or a list of tokens, got {type(prompt).__name__}")
+        else:
+            ids = [int(i) if isinstance(i, int | np.integer) and not isinstance(i, bool) else -1 for i in prompt]
+        wrong = next((i for i in ids if not 0 <= i < self.vocab), None)
+        if wrong is not None:
+            raise OptionError(f"prompt: {wrong} is no token: expected numbers of 0 to {self.vocab - 1}")
+        if not ids:
+            raise OptionError("prompt: it has no tokens; a model without a BOS token needs a text to go on from")
+        return ids

@@ -1,0 +1,40 @@
+"""What a generation took."""
+
+from __future__ import annotations
+
+from rlx.records import dataclass
+
+__all__ = ["Stats"]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Tokens and seconds of one generation.
+
+    `prompt_tokens` are those of the prompt, of which `cached_tokens` were in the cache from the last one and not
+    computed; `generated_tokens` the new ones, the end of the text too. `prompt_seconds` is the time for the prompt,
+    `decode_seconds` that for all tokens after the first; `first_token_seconds` is from the call to the first token.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    prompt_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        """Tokens of the prompt that were computed, a second; 0 before there are any."""
+        return (self.prompt_tokens - self.cached_tokens) / self.prompt_seconds if self.prompt_seconds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens after the first, a second; 0 before there are any."""
+        return (self.generated_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
+
+    def __str__(self) -> str:
+        prompt = f"{self.prompt_tokens} prompt tokens ({self.cached_tokens} cached)"
+        new = f"{self.generated_tokens} new tokens, {self.tokens_per_second:,.1f}/s"
+        first = f"first token after {self.first_token_seconds:.3f} s"
+        return f"{prompt}, {self.prompt_tokens_per_second:,.1f}/s; {first}; {new}"

@@ -1,0 +1,223 @@
+"""What decoders are made of, as parts of a graph: weights by name, norms, rotary attention over a cache, MLPs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlx import ops
+from rlx.errors import ModelFormatError
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.graph import Graph, Value
+from rlx.ir.shape import Dim
+from rlx.models.config import Config
+from rlx.models.rope import Rope
+from rlx.models.source import Source
+from rlx.ops.layout import Iota, SizeOf
+from rlx.records import dataclass
+
+__all__ = ["Blocks", "Names", "Room"]
+
+Names = Mapping[str, tuple[str, str]]  # our name of a tensor: its name in GGUF and in safetensors, {} for the layer
+
+F32, I64 = DTYPES["f32"], DTYPES["i64"]
+PREFIXES = ("", "model.", "transformer.", "language_model.model.", "model.language_model.", "language_model.")
+
+
+@dataclass(frozen=True)
+class Room:
+    """Sequences, positions of the cache of each, tokens of each in a run, and the type that the cache has."""
+
+    batch: int
+    capacity: int
+    tokens: Dim
+    kv_dtype: DType = F32
+
+
+class Described(Protocol):
+    """What `Blocks` asks of a family: names of tensors, and how rotary positions pair the elements of GGUF files."""
+
+    @property
+    def names(self) -> Names: ...
+    @property
+    def interleaved(self) -> bool: ...
+
+
+class Blocks:
+    """The graph of a decoder while it is built.
+
+    A step takes `tokens` tokens of each of `batch` sequences; x is [batch, tokens, hidden] in f32. What the files hold
+    in blocks or in 16 bits stays so in params, which have the names of the file. The states are `length` [batch], the
+    positions that are filled, and for each layer cache.k and cache.v [batch, kv_heads, capacity, head_dim].
+    """
+
+    def __init__(self, source: Source, family: Described, config: Config, room: Room) -> None:
+        self.source, self.config, self.room = source, config, room
+        self.names, self.interleaved = family.names, family.interleaved and source.gguf
+        self.graph = Graph(source.architecture)
+        self.used: set[str] = set()
+        self._params: dict[str, Value] = {}
+        self._turns: dict[Rope, tuple[Value, Value]] = {}
+        self.length = self.graph.state("length", (room.batch,), "i64")
+        # of each token of each sequence, [batch, tokens]; and how many there are with this step's
+        self.positions = ops.reshape(self.length, (room.batch, 1)) + self._iota(room.tokens)
+        self.count = self.length + self._size(room.tokens)
+
+    def _iota(self, size: Any) -> Value:
+        return self.graph.add(Iota(size))[0]
+
+    def _size(self, size: Any) -> Value:
+        return self.graph.add(SizeOf(size))[0]
+
+    # ---- weights
+
+    def _file_name(self, name: str, layer: int | None) -> str:
+        """The name in the file of a tensor that is there, "" where it is not."""
+        for part in (".weight", ".bias"):
+            if name.endswith(part):
+                break
+        else:
+            part = ""
+        stem = name.removesuffix(part)
+        known = self.names.get(stem)
+        if known is None:
+            return ""
+        own = known[0 if self.source.gguf else 1].replace("{}", str(layer)) + part
+        prefixes = PREFIXES[:1] if self.source.gguf else PREFIXES
+        return next((p + own for p in prefixes if p + own in self.source.tensors), "")
+
+    def has(self, name: str, layer: int | None = None) -> bool:
+        """Whether the file has a tensor, such as "attn_q.bias"."""
+        return bool(self._file_name(name, layer))
+
+    def param(self, name: str, layer: int | None, shape: tuple[int, ...]) -> Value:
+        """A weight as it is stored. Raises `ModelFormatError` where it is missing or has another shape."""
+        found = self._file_name(name, layer)
+        if not found:
+            stem, _, part = name.rpartition(".")
+            wanted = self.names[stem][0 if self.source.gguf else 1].replace("{}", str(layer))
+            raise ModelFormatError(f"{self.source.path}: the tensor {wanted + '.' + part!r} is missing")
+        if found not in self._params:
+            self._params[found] = self._declared(found, shape)
+        self.used.add(found)
+        return self._params[found]
+
+    def _declared(self, name: str, shape: tuple[int, ...]) -> Value:
+        stored = self.source.tensors[name]
+        type = stored.type
+        if type.shape != shape:
+            raise ModelFormatError(
+                f"{self.source.path}: tensor {name!r}: expected shape {list(shape)}, got {list(type.shape)}"
+            )
+        if stored.encoding is not None:
+            if type.encoding is None:
+                raise ModelFormatError(
+                    f"{self.source.path}: tensor {name!r}: blocks of {stored.encoding} are not known"
+                )
+            if type.encoding.native:
+                return self.graph.param(name, shape, "f32", data=stored.read(), encoding=type.encoding)
+            return self.graph.param(name, data=type.encoding.decode(stored.read(), shape))
+        if not type.dtype.is_float or type.dtype.bits < 16:
+            raise ModelFormatError(f"{self.source.path}: tensor {name!r}: expected floats or blocks, got {type.dtype}")
+        return self.graph.param(name, data=np.require(stored.read(), requirements="A"))
+
+    def wide(self, value: Value) -> Value:
+        """The numbers of a weight in f32."""
+        return value if value.dtype is F32 else _value(ops.cast(value, to=F32))
+
+    def constant(self, number: float) -> Value:
+        return self.graph.constant(np.float32(number))
+
+    # ---- layers
+
+    def linear(self, x: Value, name: str, layer: int | None, width: int, *, turned: bool = False) -> Value:
+        """x w^T + b, w [width, the last axis of x], `turned` x w + b with w the other way; b where the file has one."""
+        shape = (width, _last(x))
+        w = self.wide(self.param(f"{name}.weight", layer, shape[::-1] if turned else shape))
+        y = _value(ops.matmul(x, w if turned else ops.transpose(w, (1, 0))))
+        if self.has(f"{name}.bias", layer):
+            y = y + self.wide(self.param(f"{name}.bias", layer, (width,)))
+        return y
+
+    def parts(self, x: Value, sizes: tuple[int, ...]) -> list[Value]:
+        """The pieces of the last axis."""
+        starts = [sum(sizes[:n]) for n in range(len(sizes))]
+        return [x[..., start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+    def embedding(self, ids: Value, name: str = "token_embd", rows: int = 0) -> Value:
+        """The rows of a table [rows or vocab, hidden] for ids."""
+        table = self.param(f"{name}.weight", None, (rows or self.config.vocab, self.config.hidden))
+        return self.wide(ops.gather(table, ids, axis=0))
+
+    def rms_norm(self, x: Value, name: str, layer: int | None, offset: float = 0.0) -> Value:
+        """x / rms(x) * (w + offset) over the last axis."""
+        w = self.wide(self.param(f"{name}.weight", layer, (_last(x),)))
+        return _value(ops.rms_norm(x, w + offset if offset else w, epsilon=self.config.epsilon))
+
+    def layer_norm(self, x: Value, name: str, layer: int | None) -> Value:
+        """(x - mean) / deviation * w + b over the last axis."""
+        size = (_last(x),)
+        w, b = (self.wide(self.param(f"{name}.{part}", layer, size)) for part in ("weight", "bias"))
+        return _value(ops.layer_norm(x, w, b, epsilon=self.config.epsilon))
+
+    def heads(self, x: Value, count: int) -> Value:
+        """[batch, tokens, count * head_dim] -> [batch, count, tokens, head_dim]."""
+        split = ops.reshape(x, (self.room.batch, self.room.tokens, count, self.config.head_dim))
+        return _value(ops.transpose(split, (0, 2, 1, 3)))
+
+    def rotate(self, x: Value, rope: Rope | None) -> Value:
+        """Heads turned by their positions."""
+        if rope is None:
+            return x
+        if rope not in self._turns:
+            angles = ops.cast(self.positions, to=F32)
+            angles = ops.reshape(angles, (self.room.batch, self.room.tokens, 1)) * self.graph.constant(
+                np.asarray(rope.frequencies, np.float32)
+            )
+            cos, sin = ops.cos(angles), ops.sin(angles)
+            if rope.factor != 1:
+                cos, sin = cos * self.constant(rope.factor), sin * self.constant(rope.factor)
+            self._turns[rope] = cos, sin
+        dim = 0 if rope.dim == self.config.head_dim else rope.dim
+        return _value(ops.rotary_embedding(x, *self._turns[rope], interleaved=self.interleaved, dim=dim))
+
+    def attention(self, q: Value, k: Value, v: Value, layer: int) -> Value:
+        """Causal attention over the layer's cache, to which k and v are added: [batch, tokens, heads * head_dim]."""
+        c = self.config
+        k, v = self._cached("cache.k", k, layer), self._cached("cache.v", v, layer)
+        more = [self.constant(c.attention_cap)] if c.attention_cap else []
+        steps = ("softcap",) * len(more)
+        window = c.windows[layer]
+        y = ops.attention(
+            q, k, v, *more, self.count, scale=c.scale, causal=True, counted=True, steps=steps,
+            window=None if window is None or window >= self.room.capacity else window,
+        )  # fmt: skip
+        return _value(
+            ops.reshape(ops.transpose(y, (0, 2, 1, 3)), (self.room.batch, self.room.tokens, c.heads * c.head_dim))
+        )
+
+    def _cached(self, name: str, rows: Value, layer: int) -> Value:
+        c = self.config
+        dtype = self.room.kv_dtype
+        state = self.graph.state(
+            f"{name}.{layer}", (self.room.batch, c.kv_heads, self.room.capacity, c.head_dim), dtype
+        )
+        rows = rows if dtype is F32 else ops.cast(rows, to=dtype)
+        new: Value = ops.dynamic_update_slice(state, rows, self.length, axis=2)
+        self.graph.update(state, new)
+        return new
+
+
+def _last(x: Value) -> int:
+    """The last size of x, a number."""
+    size = x.shape[-1]
+    assert isinstance(size, int)
+    return size
+
+
+def _value(made: Any) -> Value:
+    """What the function of an op with one result gives."""
+    assert isinstance(made, Value)
+    return made

@@ -1,0 +1,99 @@
+"""Families of decoders compute what transformers does (tools/decoder_logits.py wrote what is expected)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from small_decoders import TOKENS, ids_of, write_folder, write_gguf
+
+import rlx
+from rlx.models.decoder import build_decoder
+
+HERE = Path(__file__).parent
+CASES: dict[str, dict[str, Any]] = json.loads((HERE / "configs.json").read_text())
+SHOWN = [0, 5, 31, TOKENS - 1]  # the places whose logits are stored
+
+
+@pytest.fixture
+def expected() -> Any:
+    return np.load(HERE / "logits.npz")
+
+
+def model_of(folder: Path, batch: int, device: str = "cpu", **options: Any) -> rlx.CompiledGraph:
+    return rlx.compile(build_decoder(folder, batch=batch, context=200, **options).graph, device=device)
+
+
+def logits_of(model: rlx.CompiledGraph, ids: Any, steps: list[int]) -> Any:
+    """Logits [batch, tokens, vocab] of the stored places, with the tokens of each run given; from position 0 on."""
+    batch, at = len(ids), 0
+    model.states["length"].write(np.zeros(batch, np.int64))
+    found: list[Any] = [[] for _ in range(batch)]
+    for count in steps:
+        own = [p - at for p in SHOWN if at <= p < at + count]
+        wanted = np.array([b * count + p for b in range(batch) for p in own] or [0])
+        given = {"ids": ids[:, at : at + count], "counts": np.full(batch, count), "wanted": wanted}
+        (logits,) = model.run(given, outputs=["logits"])
+        for b in range(batch):
+            found[b] += list(np.asarray(logits)[b * len(own) : (b + 1) * len(own)])
+        at += count
+    return np.array(found)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path, expected: Any) -> None:
+    """Two sequences, in one run and token by token; windows of 16 and stretched positions are passed."""
+    case = CASES[name]
+    ids = ids_of(case["config"]["vocab_size"])
+    model = model_of(write_folder(tmp_path / "m", case["config"], case["shapes"]), len(ids))
+    for steps in ([TOKENS], [3, 1, 60, *[1] * 6, TOKENS - 70]):
+        np.testing.assert_allclose(logits_of(model, ids, steps), expected[name], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama-llama3", "gemma2", "gpt2"])
+def test_the_reference_device_computes_the_same(name: str, tmp_path: Path, expected: Any) -> None:
+    """The graph means it without any pass or kernel."""
+    case = CASES[name]
+    ids = ids_of(case["config"]["vocab_size"])
+    model = model_of(write_folder(tmp_path / "m", case["config"], case["shapes"]), len(ids), "reference")
+    np.testing.assert_allclose(logits_of(model, ids, [100, 60]), expected[name], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_weights_and_caches_of_16_bits_stay_so(dtype: Any, tmp_path: Path) -> None:
+    """Params have the type of the file and states the one asked for, and results are what the reference computes."""
+    case, kind = CASES["qwen3"], "f16" if dtype is np.float16 else "bf16"
+    folder = write_folder(tmp_path / "m", case["config"], case["shapes"], dtype)
+    graph = build_decoder(folder, kv_dtype=kind).graph
+    assert {str(p.dtype) for p in graph.params} == {kind}
+    assert {str(s.dtype) for s in graph.states if s.name != "length"} == {kind}
+    ids = ids_of(96)[:1]
+    made, wanted = (logits_of(model_of(folder, 1, d, kv_dtype=kind), ids, [TOKENS]) for d in ("cpu", "reference"))
+    np.testing.assert_allclose(made, wanted, atol=2e-2, rtol=2e-2)
+
+
+# GGUF files say nothing of the window of Mistral and of the factor of scores of Gemma
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"mistral", "gemma2-scalar"}))
+def test_gguf_files_mean_the_same(name: str, tmp_path: Path, expected: Any) -> None:
+    """A file with the names, keys and orders of llama.cpp gives the logits of the folder."""
+    case = CASES[name]
+    path = write_gguf(tmp_path / "m.gguf", case["config"], case["shapes"])
+    ids = ids_of(case["config"]["vocab_size"])
+    made = logits_of(model_of(path, len(ids), "reference"), ids, [TOKENS])
+    np.testing.assert_allclose(made, expected[name], atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q5_0", "BF16"])
+def test_blocks_are_computed_with_as_they_are_stored(kind: str, tmp_path: Path) -> None:
+    """Logits are those of the numbers that the blocks stand for, and params keep the bytes of the file."""
+    case, ids = CASES["llama"], ids_of(96)
+    path = write_gguf(tmp_path / "m.gguf", case["config"], case["shapes"], kind)
+    graph = build_decoder(path).graph
+    stored = {p.type.encoding.name if p.type.encoding else str(p.dtype) for p in graph.params}
+    assert stored == {kind.lower(), "f32"}
+    made, wanted = (logits_of(model_of(path, 2, device), ids, [100, 1, 1, 58]) for device in ("cpu", "reference"))
+    np.testing.assert_allclose(made, wanted, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,175 @@
+"""Texts that a language model writes: the right tokens, where they end, what the cache keeps, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.errors import BusyError, MemoryDeficit, ModelFormatError, OptionError
+from rlx.llm.model import LanguageModel
+from rlx.llm.stopping import Stopper
+from rlx.models.decoder import build_decoder
+
+
+@pytest.fixture(scope="session")
+def reference(path: Path) -> Any:
+    """Logits [tokens, vocab] of tokens, computed by the reference device in one run."""
+    model = rlx.compile(build_decoder(path).graph, device="reference")
+
+    def logits(ids: list[int]) -> Any:
+        found = []
+        for start in range(0, len(ids), 32):
+            model.states["length"].write(np.zeros(1, np.int64))
+            wanted = np.arange(start, min(start + 32, len(ids)))
+            given = {"ids": np.array([ids]), "counts": np.array([len(ids)]), "wanted": wanted}
+            found.append(model.run(given, outputs=["logits"])[0])
+        return np.concatenate(found)
+
+    return logits
+
+
+PROMPT = [1, *np.random.default_rng(3).integers(4, 96, 70).tolist()]
+
+
+def test_greedy_tokens_are_those_of_the_largest_logits(llm: LanguageModel, reference: Any) -> None:
+    """Of a prompt in three runs and 30 single tokens, each is the one that the reference computes anew from all."""
+    made = llm.generate(PROMPT, 30, ignore_eos=True)
+    list(made)
+    assert made.finish_reason == "length"
+    assert len(made.ids) == 30
+    logits = reference(PROMPT + made.ids)[len(PROMPT) - 1 : -1]
+    assert made.ids == logits.argmax(axis=1).tolist()
+
+
+def test_a_prompt_that_goes_on_from_the_last_computes_only_what_is_new(llm: LanguageModel) -> None:
+    first = llm.generate(PROMPT, 12, ignore_eos=True)
+    list(first)
+    assert first.stats.cached_tokens < len(PROMPT) == first.stats.prompt_tokens
+    again = llm.generate(PROMPT + first.ids + [9], 5, ignore_eos=True)
+    list(again)
+    assert again.stats.cached_tokens == len(PROMPT) + 11  # the last token was written, not read
+    llm.reset()
+    anew = llm.generate(PROMPT + first.ids + [9], 5, ignore_eos=True)
+    list(anew)
+    assert anew.stats.cached_tokens == 0
+    assert anew.ids == again.ids
+
+
+def test_texts_are_those_of_the_tokens(llm: LanguageModel) -> None:
+    """Pieces, joined, are the text of the ids; BOS comes before a prompt once."""
+    made = llm.generate("hello", 20, ignore_eos=True)
+    text = "".join(made)
+    assert text == llm.tokenizer.decoder(continued=True).decode(made.ids)
+    assert llm.tokenize("hello")[0] == 1
+    assert llm.tokenize("hello").count(1) == 1
+    assert made.stats.generated_tokens == 20
+    assert made.stats.tokens_per_second > 0
+    assert "20 new tokens" in str(llm.stats)
+
+
+def test_it_ends_at_stop_strings_and_end_tokens(llm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = "".join(llm.generate("hello", 20, ignore_eos=True))
+    stop = whole[5:7]
+    made = llm.generate("hello", 20, stop=["nothing like it", stop], ignore_eos=True)
+    assert "".join(made) == whole[: whole.index(stop)]
+    assert made.finish_reason == "stop"
+    ids = llm.generate("hello", 20, ignore_eos=True)
+    list(ids)
+    ends = llm.generate("hello", 20)
+    ends._ends = frozenset({ids.ids[4]})
+    list(ends)
+    assert ends.ids == ids.ids[: ids.ids.index(ids.ids[4]) + 1]
+    assert ends.finish_reason == "stop"
+
+
+def test_the_context_is_never_passed(llm: LanguageModel) -> None:
+    """Without a limit a text fills the context; a prompt as long as that gives one token, a longer one an error."""
+    made = llm.generate(PROMPT, ignore_eos=True)
+    list(made)
+    assert made.finish_reason == "length"
+    assert len(made.ids) == llm.context - len(PROMPT) + 1
+    full = llm.generate((PROMPT * 4)[: llm.context], ignore_eos=True)
+    list(full)
+    assert len(full.ids) == 1
+    with pytest.raises(OptionError, match=r"257 tokens has no room in a context of 256"):
+        llm.generate([5] * 257)
+
+
+def test_one_generation_has_the_cache_at_a_time(llm: LanguageModel) -> None:
+    first, second = (llm.generate(PROMPT, 8, ignore_eos=True) for _ in range(2))
+    next(first)
+    next(second)
+    with pytest.raises(BusyError, match="begun another"):
+        list(first)
+    second.cancel()
+    assert list(second) == []
+    assert second.finish_reason == "cancelled"
+
+
+def test_scores_are_log_probabilities(llm: LanguageModel, reference: Any) -> None:
+    logits = reference(PROMPT).astype(np.float64)
+    every = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    wanted = every[np.arange(len(PROMPT) - 1), PROMPT[1:]]
+    score = llm.score(PROMPT)
+    np.testing.assert_allclose(score.logprobs, wanted, atol=1e-4)
+    assert score.perplexity == pytest.approx(np.exp(-wanted.mean()), rel=1e-4) == llm.perplexity(PROMPT)
+    assert llm.perplexity(PROMPT * 8) > 1  # in windows
+
+
+def test_a_step_takes_no_memory(llm: LanguageModel) -> None:
+    """The arena does not grow from token to token, and states stay where they are."""
+    made = llm.generate(PROMPT, 60, ignore_eos=True)
+    next(made)
+    arena = llm.model.arena
+    before = (len(arena), memoryview(arena).obj)
+    list(made)
+    after = llm.model.arena
+    assert len(after) == before[0]
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda m: m.generate([]), "has no tokens"),
+        (lambda m: m.generate([96]), "96 is no token"),
+        (lambda m: m.generate([True]), "-1 is no token"),
+        (lambda m: m.generate(b"x"), "got bytes"),
+        (lambda m: m.generate([5], 0), "max_tokens=0"),
+        (lambda m: m.generate([5], stop=[""]), "stop="),
+        (lambda m: m.score([5] * 300), "no room"),
+    ],
+)
+def test_wrong_calls_are_refused(llm: LanguageModel, call: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        call(llm)
+
+
+def test_loading_is_refused_with_reasons(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="kv_dtype='q3': expected f32, f16, bf16"):
+        rlx.load_llm(path, kv_dtype="q3")
+    with pytest.raises(OptionError, match="context=0"):
+        rlx.load_llm(path, context=0)
+    with pytest.raises(OptionError, match="has no 'batches'"):
+        rlx.load(path, dims={"batches": 2})
+    with pytest.raises(MemoryDeficit):
+        rlx.load_llm(path, context=200, budget="10kB")
+    with pytest.raises(ModelFormatError, match="can't be read"):
+        rlx.load_llm(tmp_path / "none.gguf")
+
+
+def test_stop_strings_that_overlap_pieces() -> None:
+    """Whatever the pieces are, what comes out is the text before the first stop."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        text = "".join(rng.choice(list("ab"), 30))
+        stops = ["".join(rng.choice(list("ab"), n)) for n in rng.integers(2, 8, 2)]
+        cuts = [0, *sorted(rng.integers(0, 30, 6).tolist()), 30]
+        stopper = Stopper(stops)
+        out = "".join(stopper.push(text[a:b]) for a, b in itertools.pairwise(cuts)) + stopper.finish()
+        places = [at for at in map(text.find, stops) if at >= 0]
+        assert out == (text[: min(places)] if places else text)
