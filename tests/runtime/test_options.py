@@ -18,9 +18,8 @@ from rlx.errors import OptionError, RlxError
 PUBLIC = [
     "Array", "Buckets", "CompileOptions", "CompiledGraph", "Decision", "DevicePolicy", "Dim", "Graph", "Op", "RunTrace",
     "Session", "Specialised", "TensorType", "WeightRegistry", "bind_cache", "choose", "compile", "cond", "cost", "demo",
-    "devices", "devices_for", "errors", "estimate", "fori_loop", "jit", "load", "load_artifact", "load_llm", "lora", "moe",
-    "numpy",
-    "ops", "profile", "register", "replay", "scan", "to_device", "to_dlpack", "while_loop",
+    "devices", "devices_for", "errors", "estimate", "fori_loop", "jit", "load", "load_artifact", "load_llm", "lora",
+    "moe", "numpy", "ops", "profile", "register", "replay", "scan", "to_device", "to_dlpack", "while_loop",
 ]  # fmt: skip
 
 OPTIONS = [
