@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from small_decoders import write_gguf
 
 ROOT = Path(__file__).parents[1]
+SMALL = json.loads((ROOT / "tests" / "decoders" / "configs.json").read_text())["llama"]
 LANGUAGES = {"sh", "python", "text", "json", ""}
 NOT_RUN = {"docs/design.md"}  # the contract: it also shows API that is not there yet
 PAGES = [
@@ -71,7 +73,11 @@ SH_BLOCKS = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that looks like the checkout to the examples: it has rlx/demo's files, and nothing to spoil."""
+    """A folder that looks like the checkout to the examples: it has rlx/demo's files, and nothing to spoil.
+
+    And model.gguf, a small language model.
+    """
+    write_gguf(tmp_path / "model.gguf", SMALL["config"], SMALL["shapes"])
     shutil.copytree(
         ROOT / "rlx" / "demo", tmp_path / "rlx" / "demo", ignore=shutil.ignore_patterns("*.py", "__pycache__")
     )

@@ -22,9 +22,7 @@ __all__ = ["KV_DTYPES", "LanguageModelFile", "Stored", "estimate_language_model"
 
 KV_DTYPES = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "q8_0", "q4_0")
 NARROWER = ("q8_0", "q4_0")  # what weights could be quantised to
-_FORECAST = (
-    "rlx can't run this kind of file yet: a forecast, of the weights as stored, the KV cache, and the rest by rules"
-)
+_FORECAST = "a forecast, of the weights as stored, the KV cache, and the rest by rules; loading plans it exactly"
 PREFILL = 512  # tokens of a prompt that go through at once
 WORKSPACE = 1 << 20  # bytes a thread that no kernel's tiles exceed
 NODES_PER_LAYER, FUNCTIONS = 16, 48  # of a decoder after fusion: what code is counted by

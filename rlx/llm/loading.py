@@ -8,9 +8,10 @@ from typing import Any
 
 from rlx.boundary import bounded
 from rlx.disk import path_of
-from rlx.errors import CompileError, OptionError
+from rlx.errors import CompileError, MemoryDeficit, OptionError
+from rlx.estimate.api import estimate
 from rlx.llm.model import LanguageModel
-from rlx.models.decoder import KV_DTYPES
+from rlx.models.decoder import CONTEXT, KV_DTYPES
 from rlx.runtime.session import Session
 
 __all__ = ["KV_DTYPES", "load_llm"]
@@ -37,5 +38,27 @@ def load_llm(
         raise OptionError("load_llm: dims= is for other models; give context= and prefill=")
     dims: dict[str, Any] = {"kv_dtype": kv_dtype}
     dims |= {name: value for name, value in (("context", context), ("prefill", prefill)) if value is not None}
-    model = Session().load(path, dims=dims, **options)
+    try:
+        model = Session().load(path, dims=dims, **options)
+    except MemoryDeficit as error:
+        raise _with_largest(error, path, context, kv_dtype) from None
     return LanguageModel(model, Path(path_of(path, "load_llm")))
+
+
+def _with_largest(
+    error: MemoryDeficit, path: str | os.PathLike[str], context: int | None, kv_dtype: str
+) -> MemoryDeficit:
+    """The error with a context that fits, at least 95 % of the largest: the parts that grow with it are scaled down."""
+    found = estimate(path, context=context, kv_dtype=kv_dtype)
+    asked = found.dims["context"] if context is not None else min(found.dims["context"], CONTEXT)
+    growing = sum(error.parts.get(part, 0) for part in ("state", "activation", "workspace"))
+    left = growing - error.missing_bytes
+    largest = int(asked * left / growing * 0.95) if growing else 0
+    hint = f"With context={largest} it fits" if largest > 0 else "It fits with no context, however short"
+    return MemoryDeficit(
+        f"{error}\n{hint}",
+        budget_bytes=error.budget_bytes,
+        peak_bytes=error.peak_bytes,
+        parts=error.parts,
+        remedies=error.remedies,
+    )

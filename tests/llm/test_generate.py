@@ -156,10 +156,19 @@ def test_loading_is_refused_with_reasons(path: Path, tmp_path: Path) -> None:
         rlx.load_llm(path, context=0)
     with pytest.raises(OptionError, match="has no 'batches'"):
         rlx.load(path, dims={"batches": 2})
-    with pytest.raises(MemoryDeficit):
+    with pytest.raises(MemoryDeficit, match="It fits with no context"):
         rlx.load_llm(path, context=200, budget="10kB")
     with pytest.raises(ModelFormatError, match="can't be read"):
         rlx.load_llm(tmp_path / "none.gguf")
+
+
+def test_the_largest_context_that_fits_is_told(path: Path) -> None:
+    with pytest.raises(MemoryDeficit, match=r"With context=\d+ it fits") as caught:
+        rlx.load_llm(path, context=200_000, budget="20MB", device="cpu")
+    largest = int(str(caught.value).rpartition("context=")[2].split()[0])
+    assert rlx.load_llm(path, context=largest, budget="20MB", device="cpu").context == largest
+    with pytest.raises(MemoryDeficit):
+        rlx.load_llm(path, context=largest * 5 // 4, budget="20MB", device="cpu")
 
 
 def test_stop_strings_that_overlap_pieces() -> None:
