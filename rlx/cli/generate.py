@@ -17,12 +17,20 @@ from rlx.llm.model import LanguageModel
 
 __all__ = ["generate"]
 
+DRAWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+
 
 @click.command(help="Print the text that the language model MODEL writes after PROMPT (- for stdin).")
 @model_argument
 @click.argument("prompt")
 @click.option("--max-tokens", "-n", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option("--stop", multiple=True, help="End before this text; may be repeated.")
+@click.option("--temperature", type=click.FloatRange(min=0), help="Of draws. Default: 0, the likeliest token.")
+@click.option("--top-k", type=click.IntRange(min=0), help="With --temperature: draw of the likeliest so many tokens.")
+@click.option("--top-p", type=click.FloatRange(0, 1), help="With --temperature: of the fewest that have this share.")
+@click.option("--min-p", type=click.FloatRange(0, 1), help="With --temperature: of those with this part of the best.")
+@click.option("--repetition-penalty", type=click.FloatRange(min=1e-6), help="Divides logits of the last 64 tokens.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of draws: equal seeds give equal texts. Default: chance.")
 @click.option("--chat", is_flag=True, help="PROMPT is what a user says, in the model's chat template.")
 @click.option("--system", help="With --chat: what the model is told first.")
 @click.option("--context", type=click.IntRange(min=1), help="Tokens of context. Default: the model's, 4096 at most.")
@@ -44,13 +52,15 @@ def generate(
     if system is not None and not chat:
         raise click.UsageError("--system goes with --chat")
     text = sys.stdin.read() if prompt == "-" else prompt
+    given = {name: value for name, value in options.items() if value is not None}
+    drawn = {name: given.pop(name) for name in DRAWN if name in given}
     with working(f"loading {model.name}"):
-        llm = load_llm(model, **{name: value for name, value in options.items() if value is not None})
+        llm = load_llm(model, **given)
     if chat:
         first = [] if system is None else [{"role": "system", "content": system}]
-        made = llm.chat([*first, {"role": "user", "content": text}], max_tokens, stop=stop)
+        made = llm.chat([*first, {"role": "user", "content": text}], max_tokens, stop=stop, **drawn)
     else:
-        made = llm.generate(text, max_tokens, stop=stop)
+        made = llm.generate(text, max_tokens, stop=stop, **drawn)
     if as_json:
         print_json(described(llm, "".join(made), made))
         return
@@ -69,6 +79,7 @@ def described(llm: LanguageModel, text: str, made: Generation) -> dict[str, Any]
         "text": text,
         "ids": made.ids,
         "finish_reason": made.finish_reason,
+        "seed": made.seed,
         **vars(stats),
         **rates,
     }

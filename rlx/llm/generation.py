@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from rlx.errors import BusyError
+from rlx.llm.choosing import Chooser
 from rlx.llm.stats import Stats
 from rlx.llm.stopping import Stopper
 
@@ -15,14 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Generation"]
 
-Choose = Callable[[Sequence[int]], int]  # runs the model on tokens, and gives the one that follows
-
 
 class Generation(Iterator[str]):
     """Pieces of text, computed as they are asked for; `"".join(generation)` is the whole.
 
     `ids` are the new tokens so far, `finish_reason` is None until it has ended: then "stop" (by an end token or a stop
-    string), "length" (of `max_tokens`, or the context is full) or "cancelled". `stats` are those so far.
+    string, or the form of the answer is complete), "length" (of `max_tokens`, or the context is full) or "cancelled".
+    `stats` are those so far; `seed` is that of the draws.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Generation(Iterator[str]):
         most: int,
         stopper: Stopper,
         ends: frozenset[int],
-        choose: Choose,
+        choose: Chooser,
     ) -> None:
         self.ids: list[int] = []
         self.finish_reason: str | None = None
@@ -40,6 +40,7 @@ class Generation(Iterator[str]):
         self._llm, self._prompt, self._most, self._choose = llm, list(prompt), most, choose
         self._stopper, self._ends = stopper, ends
         self._decoder = llm.text_decoder()
+        self.seed = choose.sampling.seed
         self._begun = perf_counter()
 
     def __next__(self) -> str:
@@ -78,6 +79,8 @@ class Generation(Iterator[str]):
         piece = self._stopper.push(self._decoder.push(token))
         if self._stopper.found is not None:
             self.finish_reason = "stop"
+        elif self._choose.ended:
+            return piece + self._finished("stop")
         elif len(self.ids) >= self._most:
             return piece + self._finished("length")
         return piece

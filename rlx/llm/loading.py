@@ -36,7 +36,7 @@ def load_llm(
     """
     if "dims" in options:
         raise OptionError("load_llm: dims= is for other models; give context= and prefill=")
-    dims: dict[str, Any] = {"kv_dtype": kv_dtype}
+    dims: dict[str, Any] = {"kv_dtype": kv_dtype, "sampling": 1}
     dims |= {name: value for name, value in (("context", context), ("prefill", prefill)) if value is not None}
     try:
         model = Session().load(path, dims=dims, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,18 @@ from rlx.boundary import bounded_class
 from rlx.errors import ExecutionError, OptionError
 from rlx.ir.graph import Array
 from rlx.ir.shape import upper
+from rlx.llm.choosing import Chooser
 from rlx.llm.generation import Generation
+from rlx.llm.options import options_of
 from rlx.llm.stats import Stats
 from rlx.llm.stopping import Stopper
+from rlx.models.decoder import sampler_of
+from rlx.models.sampling import Row
 from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 
 if TYPE_CHECKING:
+    from rlx.models.constraint import Constraints
     from rlx.models.tokenizer import Tokenizer
 
 __all__ = ["LanguageModel", "Score"]
@@ -56,7 +61,9 @@ class LanguageModel:
         self._rows = int(upper(sizes["wanted"][0]) or 1)
         self.vocab = int(sizes["logits"][1])
         self.context = int(model.states["cache.k.0"].spec.shape[2])
-        self._filled: list[int] = []  # the tokens whose keys and values the cache holds
+        self.sampler = sampler_of(self.vocab)
+        self._neutral: dict[int, dict[str, Array]] = {}  # inputs of the sampler where nothing is drawn, by rows
+        self.filled: list[int] = []  # the tokens whose keys and values the cache holds
 
     def __repr__(self) -> str:
         return f"<LanguageModel {self.path.name!r} on {self.model.device!r}, context of {self.context:,} tokens>"
@@ -87,30 +94,23 @@ class LanguageModel:
 
     # ---- writing
 
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        max_tokens: int | None = None,
-        *,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-    ) -> Generation:
+    def generate(self, prompt: str | Sequence[int], max_tokens: int | None = None, **options: Any) -> Generation:
         """The text that follows a prompt (a text, or tokens), as an iterator of pieces.
 
-        At most `max_tokens` tokens (None: as many as the context has room for); it ends before any of the texts `stop`,
-        and at the tokens with which the model ends an answer, unless `ignore_eos`. Each token is the most probable one.
-        Raises `OptionError` for a prompt that is empty, has no room in the context or holds what is no token.
+        At most `max_tokens` tokens (None: as many as the context has room for). Options are those of `Options`. Raises
+        `OptionError` for a prompt that is empty, has no room in the context or holds what is no token.
         """
-        return self._generation(self._ids(prompt), max_tokens, stop=stop, ignore_eos=ignore_eos)
+        return self._generation(self._ids(prompt), max_tokens, options)
 
-    def _generation(
-        self,
-        ids: list[int],
-        max_tokens: int | None = None,
-        *,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-    ) -> Generation:
+    def chat(self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None = None, **options: Any) -> Generation:
+        """The answer to a conversation, a list of {"role": ..., "content": ...}, by the model's own chat template.
+
+        Options are those of `Options`. The cache is that of the last call where a conversation goes on.
+        """
+        return self._generation(self._ids(self.tokenizer.encode_chat(messages)), max_tokens, options)
+
+    def _generation(self, ids: list[int], max_tokens: int | None, options: Mapping[str, Any]) -> Generation:
+        chosen = options_of(options)
         if len(ids) > self.context:
             raise OptionError(
                 f"a prompt of {len(ids):,} tokens has no room in a context of {self.context:,}: load the model with a "
@@ -118,20 +118,22 @@ class LanguageModel:
             )
         if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
             raise OptionError(f"max_tokens={max_tokens!r}: expected a number >= 1")
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(isinstance(s, str) and s for s in stops):
-            raise OptionError(f"stop={stop!r}: expected texts that are not empty")
         room = self.context - len(ids) + 1  # the last token that is written is not read
         most = room if max_tokens is None else min(room, max_tokens)
-        ends = frozenset() if ignore_eos else frozenset(self.tokenizer.eos_ids)
-        return Generation(self, ids, most, Stopper(stops), ends, self._greedy)
+        ends = frozenset() if chosen.ignore_eos else frozenset(self.tokenizer.eos_ids)
+        choose = Chooser(self, chosen.sampling, chosen.constraint)
+        return Generation(self, ids, most, Stopper(chosen.stop), ends, choose)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None = None, **options: Any) -> Generation:
-        """The answer to a conversation, a list of {"role": ..., "content": ...}, by the model's own chat template.
+    @cached_property
+    def constraints(self) -> Constraints:
+        """Makes forms that an answer must have, for `generate(constraint=...)`.
 
-        Further keywords are those of `generate`. The cache is that of the last call where a conversation goes on.
+        They are made of JSON schemas, regular expressions and grammars. Raises `DeviceUnavailable` where the library
+        `llguidance` is missing.
         """
-        return self._generation(self._ids(self.tokenizer.encode_chat(messages)), max_tokens, **options)
+        from rlx.models.constraint import Constraints
+
+        return Constraints(self.tokenizer, vocab=self.vocab)
 
     # ---- probabilities
 
@@ -174,34 +176,38 @@ class LanguageModel:
         These are never all: the last token is computed anew.
         """
         same = 0
-        while same < min(len(self._filled), len(prompt) - 1) and self._filled[same] == prompt[same]:
+        while same < min(len(self.filled), len(prompt) - 1) and self.filled[same] == prompt[same]:
             same += 1
         self.generation = None
         self.model.states["length"].write(np.full(1, same, np.int64))
-        self.generation, self._filled = generation, self._filled[:same]
+        self.generation, self.filled = generation, self.filled[:same]
         return same
 
-    def _greedy(self, ids: Sequence[int]) -> int:
-        return int(self._extend(ids, "token")[0])
-
-    def _extend(self, ids: Sequence[int], output: str) -> Array:
-        """What the model gives after the last of these tokens, which follow those in the cache."""
+    def extend(self, ids: Sequence[int], output: str, row: Row | None = None) -> Array:
+        """An output for the last of these tokens, which follow those in the cache; sampled as `row` says."""
         for start in range(0, len(ids), self._prefill):
             part = ids[start : start + self._prefill]
             if start + len(part) == len(ids):
-                return self._run(part, [len(part) - 1], output)
+                return self._run(part, [len(part) - 1], output, row)
             self._run(part, [0], None)
         raise OptionError("there are no tokens to compute")
 
-    def _run(self, ids: Sequence[int], wanted: Iterable[int], output: str | None) -> Array:
+    def _run(self, ids: Sequence[int], wanted: Sequence[int], output: str | None, row: Row | None = None) -> Array:
         """One run of the model on tokens; the results of the places `wanted`."""
-        given = [np.array([ids], np.int64), np.array([len(ids)], np.int64), np.array([*wanted], np.int64)]
+        given = {"ids": np.array([ids], np.int64), "counts": np.array([len(ids)], np.int64)}
+        given["wanted"] = np.array(wanted, np.int64)
+        if row is not None:
+            given |= self.sampler.feeds([row])
+        else:
+            if len(wanted) not in self._neutral:
+                self._neutral[len(wanted)] = self.sampler.feeds([Row()] * len(wanted))
+            given |= self._neutral[len(wanted)]
         try:
             made = self.model.run(given, outputs=[] if output is None else [output])
         except BaseException:
-            self._filled, self.generation = [], None  # states may be updated in part
+            self.filled, self.generation = [], None  # states may be updated in part
             raise
-        self._filled += ids
+        self.filled += ids
         return np.asarray(made[0]) if made else np.empty(0)
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:

@@ -11,15 +11,16 @@ from rlx import ops
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph
-from rlx.ir.shape import Dim
+from rlx.ir.shape import Dim, Size
 from rlx.models.blocks import Blocks, Room
 from rlx.models.config import Config, read_config
 from rlx.models.families import family_of
 from rlx.models.families.base import Family
+from rlx.models.sampling import Sampler
 from rlx.models.source import Source, open_source
 from rlx.records import dataclass
 
-__all__ = ["Decoder", "build_decoder", "load"]
+__all__ = ["Decoder", "build_decoder", "load", "sampler_of"]
 
 CONTEXT, PREFILL = 4096, 512  # tokens of the cache, and of a run, where nothing else is asked for
 KV_DTYPES = ("f32", "f16", "bf16")
@@ -58,7 +59,7 @@ def load(
     if values:
         raise OptionError(f"{path}: values= is for ONNX files: no input of a language model decides ranks")
     given = dict(dims or {})
-    known = ("context", "batch", "prefill", "kv_dtype")
+    known = ("context", "batch", "prefill", "kv_dtype", "sampling")
     for name in given:
         if name not in known:
             raise OptionError(f"dims: a language model has no {name!r}; it has {', '.join(known)}")
@@ -72,11 +73,13 @@ def build_decoder(
     batch: int = 1,
     prefill: int = PREFILL,
     kv_dtype: str = "f32",
+    sampling: bool = False,
 ) -> Decoder:
     """The decoder of a GGUF file or a folder with safetensors, its weights as they lie in the files.
 
     `context`: positions that the cache has room for (None: those that the model was made for, 4,096 at most);
-    `prefill`: the most tokens of a sequence in one run; `kv_dtype`: of the cache, f32, f16 or bf16. Raises
+    `prefill`: the most tokens of a sequence in one run; `kv_dtype`: of the cache, f32, f16 or bf16; `sampling`:
+    with the inputs of `sampler_of`, and the outputs `sampled` [rows] (i32) and `logprob` [rows]. Raises
     `ModelFormatError` and `OptionError`.
     """
     source = open_source(path)
@@ -92,13 +95,18 @@ def build_decoder(
     config = family.configure(config, source, capacity)
     tokens = Dim("tokens", 1, min(prefill, capacity))
     b = Blocks(source, family, config, Room(batch, capacity, tokens, DTYPES[kv_dtype]))
-    _add_program(b, family)
+    _add_program(b, family, sampling)
     _check_used(b)
     b.graph.name = Path(source.path).stem if source.gguf else Path(source.path).parent.name or source.architecture
     return Decoder(b.graph, config, source)
 
 
-def _add_program(b: Blocks, family: Family) -> None:
+def sampler_of(vocab: int, rows: Size = 1) -> Sampler:
+    """How a decoder's graph samples, where it was asked to."""
+    return Sampler(vocab, rows=rows, masked=True)
+
+
+def _add_program(b: Blocks, family: Family, sampling: bool) -> None:
     g, room, config = b.graph, b.room, b.config
     ids = g.input("ids", (room.batch, room.tokens), "i64")
     counts = g.input("counts", (room.batch,), "i64")
@@ -112,6 +120,10 @@ def _add_program(b: Blocks, family: Family) -> None:
     g.output(logits, "logits")
     g.output(ops.arg_max(logits, axis=-1, keepdims=False), "token")
     g.output(hidden, "hidden")
+    if sampling:
+        found = sampler_of(config.vocab, wanted.shape[0]).add(g, logits)
+        g.output(found.token, "sampled")
+        g.output(found.logprob, "logprob")
     g.update(b.length, b.length + counts)
 
 

@@ -182,3 +182,61 @@ def test_stop_strings_that_overlap_pieces() -> None:
         out = "".join(stopper.push(text[a:b]) for a, b in itertools.pairwise(cuts)) + stopper.finish()
         places = [at for at in map(text.find, stops) if at >= 0]
         assert out == (text[: min(places)] if places else text)
+
+
+def test_draws_follow_the_seed(llm: LanguageModel) -> None:
+    """Equal seeds give equal texts, others others; with top_k=1 draws are the likeliest tokens."""
+    options: dict[str, Any] = {"temperature": 1.5, "ignore_eos": True}
+    first, again, other = (llm.generate(PROMPT, 30, seed=seed, **options) for seed in (1, 1, 2))
+    texts = ["".join(made) for made in (first, again, other)]
+    assert first.ids == again.ids != other.ids
+    assert texts[0] == texts[1]
+    by_chance = llm.generate(PROMPT, 5, **options)
+    list(by_chance)
+    repeated = llm.generate(PROMPT, 5, seed=by_chance.seed, **options)
+    list(repeated)
+    assert repeated.ids == by_chance.ids
+    greedy, narrow = llm.generate(PROMPT, 20, ignore_eos=True), llm.generate(PROMPT, 20, top_k=1, **options)
+    list(greedy)
+    list(narrow)
+    assert greedy.ids == narrow.ids
+
+
+def test_penalties_and_biases_change_the_likeliest_token(llm: LanguageModel) -> None:
+    plain = llm.generate(PROMPT, 1, ignore_eos=True)
+    list(plain)
+    (likeliest,) = plain.ids
+    without = llm.generate(PROMPT, 1, logit_bias={likeliest: -np.inf}, ignore_eos=True)
+    list(without)
+    assert without.ids != plain.ids
+    forced = llm.generate(PROMPT, 12, logit_bias={40: 1000.0}, ignore_eos=True)
+    list(forced)
+    assert forced.ids == [40] * 12
+    varied = llm.generate(PROMPT, 12, logit_bias={40: 100.0}, frequency_penalty=90.0, ignore_eos=True)
+    list(varied)
+    assert varied.ids[:2] == [40, 40]
+    assert set(varied.ids) != {40}
+
+
+def test_a_constraint_gives_text_of_its_form(llm: LanguageModel) -> None:
+    pytest.importorskip("llguidance")
+    made = llm.generate("hello", 40, constraint=llm.constraints.regex("[0-9]{4}-[0-9]{2}"), temperature=1.0, seed=3)
+    text = "".join(made)
+    assert len(text) == 7
+    assert text[4] == "-"
+    assert (text[:4] + text[5:]).isdigit()
+    assert made.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"top_k": 5}, "top_k: has no effect without a temperature"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"beams": 2}, "unknown option 'beams'"),
+        ({"constraint": "json"}, "constraint='json'"),
+    ],
+)
+def test_wrong_options_are_refused(llm: LanguageModel, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        llm.generate(PROMPT, 2, **options)

@@ -1,0 +1,54 @@
+"""What a generation can be told."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlx.errors import OptionError
+from rlx.models.constraint import Constraint
+from rlx.models.sampling import Sampling
+from rlx.records import dataclass, field, names_of
+
+__all__ = ["Options", "options_of"]
+
+DRAWN = tuple(name for name in names_of(Sampling) if name != "seed")
+
+
+@dataclass(frozen=True)
+class Options:
+    """`stop`: texts before which it ends. `ignore_eos`: go on after the token that ends an answer.
+
+    `constraint`: the form that the answer has, of `LanguageModel.constraints`. `sampling`: how tokens are drawn; given
+    by its fields (temperature, top_k, top_p, min_p, typical_p, repetition_penalty, frequency_penalty,
+    presence_penalty, logit_bias, seed), with temperature 0, the likeliest token, where none is given, and a seed of
+    chance.
+    """
+
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+    constraint: Constraint | None = None
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
+
+
+def options_of(given: Mapping[str, Any]) -> Options:
+    """The options of keywords. Raises `OptionError`."""
+    own = ("stop", "ignore_eos", "constraint")
+    for name in given:
+        if name not in (*own, *DRAWN, "seed"):
+            raise OptionError(f"unknown option {name!r}: known are {', '.join((*own, *DRAWN, 'seed'))}")
+    stop = given.get("stop", ())
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(s, str) and s for s in stops):
+        raise OptionError(f"stop={stop!r}: expected texts that are not empty")
+    constraint = given.get("constraint")
+    if not isinstance(constraint, Constraint | None):
+        raise OptionError(f"constraint={constraint!r:.60}: expected what LanguageModel.constraints makes")
+    drawn = {name: value for name, value in given.items() if name in DRAWN}
+    filtered = drawn.keys() & {"top_k", "top_p", "min_p", "typical_p"}
+    if filtered and "temperature" not in drawn:
+        raise OptionError(f"{', '.join(sorted(filtered))}: has no effect without a temperature; give temperature=1.0")
+    seed = given.get("seed")
+    sampling = Sampling(**{"temperature": 0.0, **drawn}, seed=secrets.randbits(64) if seed is None else seed)
+    return Options(stops, given.get("ignore_eos", False) is True, constraint, sampling)
