@@ -45,10 +45,29 @@ class _Words:
         # Logits often have more places than there are tokens: none of these may come.
         self.tokens = known + [b""] * (count - len(known))
         self.special_token_ids = sorted(tokenizer.special_ids)
+        self._by_bytes: dict[bytes, int] | None = None
+        self._most = 1
 
     def __call__(self, text: bytes | str) -> list[int]:
+        """The tokens of a text that goes on from another: no space may be put before it, as encoders of texts do."""
         plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return self._tokenizer.encode(plain)
+        ids = self._tokenizer.encode(plain)
+        data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+        return ids if b"".join(self.tokens[i] for i in ids) == data else self._longest(data)
+
+    def _longest(self, data: bytes) -> list[int]:
+        """Tokens that spell the bytes, each the longest that does; the bytes that none does are left out."""
+        if self._by_bytes is None:
+            special = set(self.special_token_ids)
+            self._by_bytes = {b: i for i, b in enumerate(self.tokens) if b and i not in special}
+            self._most = max(map(len, self._by_bytes), default=1)
+        ids, at = [], 0
+        while at < len(data):
+            size = next((n for n in range(self._most, 0, -1) if data[at : at + n] in self._by_bytes), 0)
+            if size:
+                ids.append(self._by_bytes[data[at : at + size]])
+            at += size or 1
+        return ids
 
 
 class Constraints:
