@@ -146,7 +146,8 @@ QUANTUM = {"text2tashkeel": 1 / 255}
 
 
 def test_every_model_has_a_case() -> None:
-    assert sorted(CASES) == sorted(fetch_models.entries())
+    onnx = [n for n, entry in fetch_models.entries().items() if entry.relative_path.suffix == ".onnx"]
+    assert sorted(CASES) == sorted(onnx)
 
 
 @pytest.mark.sample(14)
