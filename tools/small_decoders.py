@@ -113,6 +113,10 @@ def _write_facts(gguf: Any, writer: Any, family: str, config: dict[str, Any], la
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "longrope":
+        stretched = config["max_position_embeddings"] / rope["original_max_position_embeddings"]
+        factor = (1 + np.log(stretched) / np.log(rope["original_max_position_embeddings"])) ** 0.5
+        writer.add_rope_scaling_attn_factors(float(factor))
     if "original_max_position_embeddings" in rope and rope["rope_type"] != "llama3":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     for key, add in (

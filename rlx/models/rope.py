@@ -169,21 +169,20 @@ def gguf_rope(f: Fields, dim: int, base: float, context: int, factors: Mapping[s
     longest = f.number("context_length", default=0)
     original = f.number("rope.scaling.original_context_length", default=longest)
     stretched = f.real("rope.scaling.factor", default=1.0) or 1.0  # 0 stands for none
-    attention = f.real("rope.scaling.attn_factor", default=math.nan)
+    attention = f.real("rope.scaling.attn_factor", default=1.0)  # 1 where files don't say, as llama.cpp has it
     long, short = (factors.get(f"rope_factors_{name}") for name in ("long", "short"))
     if long is not None and short is not None:
-        kind, stretched = "longrope", longest / original if original else 1.0
+        kind = "longrope"
+    if kind == "yarn":
+        attention *= _magnitude(stretched)
     scaling = _Scaling(
         kind, stretched, original,
         fast=f.real("rope.scaling.yarn_beta_fast", default=32.0),
         slow=f.real("rope.scaling.yarn_beta_slow", default=1.0),
-        attention=None if math.isnan(attention) or kind == "linear" else attention,
+        attention=attention,
         short=None if short is None else short.tolist(),
         long=None if long is None else long.tolist(),
     )  # fmt: skip
-    if kind == "yarn" and scaling.attention is not None:
-        raise_to = scaling.attention * _magnitude(stretched)
-        scaling = _Scaling(kind, stretched, original, fast=scaling.fast, slow=scaling.slow, attention=raise_to)
     made = _scaled(f.path, base, dim, scaling, context)
     own = factors.get("rope_freqs")
     if own is None:
