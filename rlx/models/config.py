@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx.errors import ModelFormatError
 from rlx.importers.fields import sliding_windows
-from rlx.models.rope import Rope
+from rlx.models.rope import MAX_DIM, Rope
 from rlx.models.source import Source
 from rlx.records import dataclass
 
@@ -53,7 +53,7 @@ def read_config(source: Source, vocab: int, *, every: int | None, epsilon: float
         raise ModelFormatError(f"{source.path}: {layers} layers of {hidden} elements in {heads} heads: out of range")
     kv_heads = facts.number("kv_heads", heads)
     head_dim = facts.number("head_dim", hidden // heads)
-    if not 1 <= kv_heads <= heads or heads % kv_heads or not 1 <= head_dim <= MAX_SIZE:
+    if not 1 <= kv_heads <= heads or heads % kv_heads or not 1 <= head_dim <= MAX_DIM:
         raise ModelFormatError(
             f"{source.path}: {heads} heads of queries, {kv_heads} of keys, of {head_dim} elements: expected numbers "
             "of heads that divide, and elements"

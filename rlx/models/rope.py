@@ -16,8 +16,9 @@ from rlx.importers.fields import Fields
 from rlx.ir.graph import Array
 from rlx.records import dataclass
 
-__all__ = ["Rope", "config_rope", "gguf_rope"]
+__all__ = ["MAX_DIM", "Rope", "config_rope", "gguf_rope"]
 
+MAX_DIM = 1 << 16  # elements of a head
 KINDS = ("default", "none", "linear", "llama3", "yarn", "longrope", "su")
 
 
@@ -55,8 +56,16 @@ def _plain(base: float, dim: int) -> Array:
 
 def _scaled(path: str, base: float, dim: int, s: _Scaling, context: int) -> Rope:
     """The frequencies for a cache of `context` tokens."""
-    if dim < 2 or dim % 2 or base <= 0:
-        raise ModelFormatError(f"{path}: rotary positions of {dim} elements and base {base}: expected an even number")
+    if not 2 <= dim <= MAX_DIM or dim % 2 or base <= 0:
+        raise ModelFormatError(
+            f"{path}: rotary positions of {dim} elements and base {base:g}: expected an even number up to {MAX_DIM} and a "
+            "positive base"
+        )
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of hostile files
+        return _with_scaling(path, base, dim, s, context)
+
+
+def _with_scaling(path: str, base: float, dim: int, s: _Scaling, context: int) -> Rope:
     plain, factor = _plain(base, dim), 1.0
     if s.kind in ("linear", "llama3", "yarn") and not s.factor >= 1e-3:
         raise ModelFormatError(f"{path}: the factor {s.factor} of rotary positions must be positive")
@@ -84,8 +93,8 @@ def _llama3(path: str, plain: Array, s: _Scaling) -> Array:
 
 def _yarn(path: str, plain: Array, base: float, dim: int, s: _Scaling) -> Array:
     """Pairs that turn more than `fast` times in the original context are kept, those below `slow` divided. (YaRN)"""
-    if not s.original or base <= 1:
-        raise ModelFormatError(f"{path}: rotary positions of kind 'yarn' lack the original context")
+    if not s.original or base <= 1 or not min(s.fast, s.slow) > 0:
+        raise ModelFormatError(f"{path}: rotary positions of kind 'yarn' lack the original context or their limits")
 
     def pair(turns: float) -> float:
         return dim * math.log(s.original / (turns * 2 * math.pi)) / (2 * math.log(base))
