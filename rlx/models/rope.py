@@ -58,8 +58,8 @@ def _scaled(path: str, base: float, dim: int, s: _Scaling, context: int) -> Rope
     """The frequencies for a cache of `context` tokens."""
     if not 2 <= dim <= MAX_DIM or dim % 2 or base <= 0:
         raise ModelFormatError(
-            f"{path}: rotary positions of {dim} elements and base {base:g}: expected an even number up to {MAX_DIM} and a "
-            "positive base"
+            f"{path}: rotary positions of {dim} elements and base {base:g}: expected an even number up to {MAX_DIM} "
+            "and a positive base"
         )
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of hostile files
         return _with_scaling(path, base, dim, s, context)
