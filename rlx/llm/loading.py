@@ -28,11 +28,11 @@ def load_llm(
 ) -> LanguageModel:
     """Loads a language model: a GGUF file (of several the first), or a folder with safetensors and a config.json.
 
-    `context`: tokens that the cache has room for (None: what the model was made for, 4,096 at most). `kv_dtype`: the
-    type of the cache, "f32", "f16" or "bf16". `prefill`: tokens of a prompt that go through at once (512). Further
-    keywords are those of `rlx.load`: `threads`, `budget`, `precision` and others. Raises `ModelFormatError` for files
-    that are damaged or of a kind that is not known, `MemoryDeficit` before weights are read where it does not fit, and
-    `OptionError`.
+    `context`: tokens that the cache has room for (None: what the model was made for, 4,096 at most). `kv_dtype`: what
+    the cache is stored in, "f32", "f16", "bf16", or blocks, "q8_0" or "q4_0". `prefill`: tokens of a prompt that go
+    through at once (512). Further keywords are those of `rlx.load`: `threads`, `budget`, `precision` and others. Raises
+    `ModelFormatError` for files that are damaged or of a kind that is not known, `MemoryDeficit` before weights are
+    read where it does not fit, and `OptionError`.
     """
     if "dims" in options:
         raise OptionError("load_llm: dims= is for other models; give context= and prefill=")
@@ -48,13 +48,13 @@ def load_llm(
 def _with_largest(
     error: MemoryDeficit, path: str | os.PathLike[str], context: int | None, kv_dtype: str
 ) -> MemoryDeficit:
-    """The error with a context that fits, at least 95 % of the largest: the parts that grow with it are scaled down."""
+    """The error with about the largest context that fits: the parts that may grow with it are scaled down, by more."""
     found = estimate(path, context=context, kv_dtype=kv_dtype)
     asked = found.dims["context"] if context is not None else min(found.dims["context"], CONTEXT)
     growing = sum(error.parts.get(part, 0) for part in ("state", "activation", "workspace"))
     left = growing - error.missing_bytes
-    largest = int(asked * left / growing * 0.95) if growing else 0
-    hint = f"With context={largest} it fits" if largest > 0 else "It fits with no context, however short"
+    largest = int(asked * left / growing * 0.9) if growing else 0
+    hint = f"About context={largest} fits" if largest > 0 else "It fits with no context, however short"
     return MemoryDeficit(
         f"{error}\n{hint}",
         budget_bytes=error.budget_bytes,

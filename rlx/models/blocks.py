@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ModelFormatError
-from rlx.ir.dtype import DTYPES, DType
+from rlx.errors import ModelFormatError, OptionError
+from rlx.ir.dtype import DTYPES
+from rlx.ir.encodings import ENCODINGS
 from rlx.ir.graph import Graph, Value
 from rlx.ir.shape import Dim
 from rlx.models.config import Config
@@ -28,12 +29,12 @@ PREFIXES = ("", "model.", "transformer.", "language_model.model.", "model.langua
 
 @dataclass(frozen=True)
 class Room:
-    """Sequences, positions of the cache of each, tokens of each in a run, and the type that the cache has."""
+    """Sequences, positions of the cache of each, tokens of each in a run, and the type or block format of the cache."""
 
     batch: int
     capacity: int
     tokens: Dim
-    kv_dtype: DType = F32
+    kv_dtype: str = "f32"
 
 
 class Described(Protocol):
@@ -200,11 +201,14 @@ class Blocks:
 
     def _cached(self, name: str, rows: Value, layer: int) -> Value:
         c = self.config
-        dtype = self.room.kv_dtype
-        state = self.graph.state(
-            f"{name}.{layer}", (self.room.batch, c.kv_heads, self.room.capacity, c.head_dim), dtype
-        )
-        rows = rows if dtype is F32 else ops.cast(rows, to=dtype)
+        kind, shape = self.room.kv_dtype, (self.room.batch, c.kv_heads, self.room.capacity, c.head_dim)
+        if kind in ENCODINGS:
+            if c.head_dim % ENCODINGS[kind].block:
+                raise OptionError(f"kv_dtype={kind!r}: heads of {c.head_dim} elements are not whole blocks; use f16")
+            state, rows = self.graph.state(f"{name}.{layer}", shape, encoding=kind), ops.encode(rows, encoding=kind)
+        else:
+            state = self.graph.state(f"{name}.{layer}", shape, kind)
+            rows = rows if kind == "f32" else ops.cast(rows, to=kind)
         new: Value = ops.dynamic_update_slice(state, rows, self.length, axis=2)
         self.graph.update(state, new)
         return new

@@ -9,7 +9,6 @@ from typing import Any
 
 from rlx import ops
 from rlx.errors import ModelFormatError, OptionError
-from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim, Size
 from rlx.models.blocks import Blocks, Room
@@ -23,7 +22,7 @@ from rlx.records import dataclass
 __all__ = ["Decoder", "build_decoder", "load", "sampler_of"]
 
 CONTEXT, PREFILL = 4096, 512  # tokens of the cache, and of a run, where nothing else is asked for
-KV_DTYPES = ("f32", "f16", "bf16")
+KV_DTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 WANTED = 32  # rows of logits of one run, for one sequence
 # Tensors of files that say nothing new: tables that follow from the configuration.
 DERIVED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -78,7 +77,7 @@ def build_decoder(
     """The decoder of a GGUF file or a folder with safetensors, its weights as they lie in the files.
 
     `context`: positions that the cache has room for (None: those that the model was made for, 4,096 at most);
-    `prefill`: the most tokens of a sequence in one run; `kv_dtype`: of the cache, f32, f16 or bf16; `sampling`:
+    `prefill`: the most tokens of a sequence in one run; `kv_dtype`: of the cache, one of KV_DTYPES; `sampling`:
     with the inputs of `sampler_of`, and the outputs `sampled` [rows] (i32) and `logprob` [rows]. Raises
     `ModelFormatError` and `OptionError`.
     """
@@ -94,7 +93,7 @@ def build_decoder(
     capacity = min(config.context, CONTEXT) if context is None else context
     config = family.configure(config, source, capacity)
     tokens = Dim("tokens", 1, min(prefill, capacity))
-    b = Blocks(source, family, config, Room(batch, capacity, tokens, DTYPES[kv_dtype]))
+    b = Blocks(source, family, config, Room(batch, capacity, tokens, kv_dtype))
     _add_program(b, family, sampling)
     _check_used(b)
     b.graph.name = Path(source.path).stem if source.gguf else Path(source.path).parent.name or source.architecture

@@ -12,6 +12,7 @@ import pytest
 from small_decoders import TOKENS, ids_of, write_folder, write_gguf
 
 import rlx
+from rlx.errors import OptionError
 from rlx.models.decoder import build_decoder
 
 HERE = Path(__file__).parent
@@ -97,3 +98,25 @@ def test_blocks_are_computed_with_as_they_are_stored(kind: str, tmp_path: Path) 
     assert stored == {kind.lower(), "f32"}
     made, wanted = (logits_of(model_of(path, 2, device), ids, [100, 1, 1, 58]) for device in ("cpu", "reference"))
     np.testing.assert_allclose(made, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_caches_in_blocks(kind: str, tmp_path: Path) -> None:
+    """Keys and values are stored in blocks, and results are what the reference computes with those."""
+    case, ids = CASES["gemma3"], ids_of(96)[:1]
+    config = {**case["config"], "head_dim": 32}
+    shapes = {n: _with_heads_of(32, n, list(s)) for n, s in case["shapes"].items()}
+    folder = write_folder(tmp_path / "m", config, shapes)
+    states = [s for s in build_decoder(folder, kv_dtype=kind).graph.states if s.name != "length"]
+    assert {s.type.encoding.name for s in states if s.type.encoding} == {kind}
+    made, wanted = (logits_of(model_of(folder, 1, d, kv_dtype=kind), ids, [100, 1, 59]) for d in ("cpu", "reference"))
+    np.testing.assert_allclose(made, wanted, atol=0.1, rtol=0.1)
+    with pytest.raises(OptionError, match="heads of 8 elements are not whole blocks"):
+        build_decoder(write_folder(tmp_path / "n", case["config"], case["shapes"]), kv_dtype=kind)
+
+
+def _with_heads_of(size: int, name: str, shape: list[int]) -> list[int]:
+    """The shape of a tensor of Gemma 3 whose heads have `size` elements and not 8."""
+    own = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1, "q_norm": 0, "k_norm": 0}
+    axis = next((axis for part, axis in own.items() if part in name), None)
+    return shape if axis is None else [n * size // 8 if d == axis else n for d, n in enumerate(shape)]
