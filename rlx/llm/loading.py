@@ -9,7 +9,6 @@ from typing import Any
 from rlx.boundary import bounded
 from rlx.disk import path_of
 from rlx.errors import CompileError, MemoryDeficit, OptionError
-from rlx.estimate.api import estimate
 from rlx.llm.model import LanguageModel
 from rlx.models.decoder import CONTEXT, KV_DTYPES
 from rlx.runtime.session import Session
@@ -49,6 +48,8 @@ def _with_largest(
     error: MemoryDeficit, path: str | os.PathLike[str], context: int | None, kv_dtype: str
 ) -> MemoryDeficit:
     """The error with about the largest context that fits: the parts that may grow with it are scaled down, by more."""
+    from rlx.estimate.api import estimate  # slow to import
+
     found = estimate(path, context=context, kv_dtype=kv_dtype)
     asked = found.dims["context"] if context is not None else min(found.dims["context"], CONTEXT)
     growing = sum(error.parts.get(part, 0) for part in ("state", "activation", "workspace"))

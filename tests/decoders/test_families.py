@@ -120,3 +120,32 @@ def _with_heads_of(size: int, name: str, shape: list[int]) -> list[int]:
     own = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1, "q_norm": 0, "k_norm": 0}
     axis = next((axis for part, axis in own.items() if part in name), None)
     return shape if axis is None else [n * size // 8 if d == axis else n for d, n in enumerate(shape)]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_sequences_of_a_batch_go_on_by_themselves(name: str, tmp_path: Path) -> None:
+    """Sequences at different positions, with as many tokens in a run as they have, have the bits that they have alone."""
+    case, ids = CASES[name], ids_of(96)
+    folder = write_folder(tmp_path / "m", case["config"], case["shapes"])
+    both, alone = model_of(folder, 2), model_of(folder, 1)
+    steps = [(20, 7), (1, 30), (4, 4), (1, 1), (40, 0)]  # tokens of each sequence that count, in each run
+    at, together = [0, 0], [[], []]  # type: ignore[var-annotated]
+    for counts in steps:
+        most = max(counts)
+        given = np.zeros((2, most), np.int64)
+        for b, n in enumerate(counts):
+            given[b, :n] = ids[b, at[b] : at[b] + n]
+            at[b] += n
+        wanted = [b * most + max(n, 1) - 1 for b, n in enumerate(counts)]
+        (logits,) = both.run({"ids": given, "counts": counts, "wanted": wanted}, outputs=["logits"])
+        for b, n in enumerate(counts):
+            together[b] += [logits[b]] if n else []
+    assert both.states["length"].read().tolist() == at
+    for b in range(2):
+        alone.states["length"].write(np.zeros(1, np.int64))
+        start = 0
+        for n, expected in zip([c[b] for c in steps if c[b]], together[b], strict=True):
+            given = {"ids": ids[b : b + 1, start : start + n], "counts": [n], "wanted": [n - 1]}
+            (logits,) = alone.run(given, outputs=["logits"])
+            np.testing.assert_array_equal(logits[0], expected)
+            start += n
