@@ -124,7 +124,7 @@ def _with_heads_of(size: int, name: str, shape: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_sequences_of_a_batch_go_on_by_themselves(name: str, tmp_path: Path) -> None:
-    """Sequences at different positions, with their own numbers of tokens in a run, have the bits that they have alone."""
+    """Sequences at different positions, each with a number of tokens of its own, have the bits that they have alone."""
     case, ids = CASES[name], ids_of(96)
     folder = write_folder(tmp_path / "m", case["config"], case["shapes"])
     both, alone = model_of(folder, 2), model_of(folder, 1)
