@@ -14,6 +14,7 @@ from rlx.cli.show import print_json, working
 from rlx.llm.generation import Generation
 from rlx.llm.loading import KV_DTYPES, load_llm
 from rlx.llm.model import LanguageModel
+from rlx.options import PRECISIONS
 
 __all__ = ["generate"]
 
@@ -35,6 +36,13 @@ DRAWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 @click.option("--system", help="With --chat: what the model is told first.")
 @click.option("--context", type=click.IntRange(min=1), help="Tokens of context. Default: the model's, 4096 at most.")
 @click.option("--kv-dtype", type=click.Choice(KV_DTYPES), default="f32", show_default=True)
+@click.option(
+    "--precision",
+    type=click.Choice(list(PRECISIONS)),
+    default="f32",
+    show_default=True,
+    help="q8: activations are rounded to 8 bits before they are multiplied with weights of 8 bits or fewer; faster.",
+)
 @click.option("--device", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), help="Default: all that the machine grants.")
 @click.option("--budget", help="Memory that the model may take, such as 8GiB. Default: what is free.")
