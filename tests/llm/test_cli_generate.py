@@ -1,0 +1,43 @@
+"""`rlx generate`: the text of Python's `generate`, as JSON too, and wrong usage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from rlx.cli.main import cli
+from rlx.llm.model import LanguageModel
+
+
+def test_it_prints_the_text(path: Path, llm: LanguageModel) -> None:
+    wanted = "".join(llm.generate("hello", 12))
+    asked = ["generate", str(path), "hello", "-n", "12", "--device", "cpu"]
+    plain = CliRunner().invoke(cli, asked)
+    assert plain.exit_code == 0
+    assert plain.stdout == wanted + "\n"
+    assert "prompt tokens" in plain.stderr
+    found = json.loads(CliRunner().invoke(cli, [*asked, "--json"]).stdout)
+    assert found["text"] == wanted
+    assert len(found["ids"]) == found["generated_tokens"] == 12
+    assert found["prompt_tokens"] == len(llm.tokenize("hello"))
+
+
+def test_draws_and_standard_input(path: Path) -> None:
+    asked = ["generate", str(path), "-", "-n", "8", "--temperature", "1.5", "--seed", "4", "--device", "cpu"]
+    first, again = (CliRunner().invoke(cli, asked, input="hello").stdout for _ in range(2))
+    assert first == again
+    assert first.strip()
+
+
+def test_wrong_usage(path: Path, tmp_path: Path) -> None:
+    for asked, status, text in (
+        ([str(path), "x", "--system", "be kind"], 2, "--system goes with --chat"),
+        ([str(path), "x", "--top-k", "3"], 1, "no effect without a temperature"),
+        ([str(path), "x", "--chat"], 1, "chat template"),
+        ([str(tmp_path / "none.gguf"), "x"], 1, "can't be read"),
+    ):
+        done = CliRunner().invoke(cli, ["generate", *asked])
+        assert done.exit_code == status, done.output
+        assert text in done.stderr
