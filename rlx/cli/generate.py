@@ -21,7 +21,7 @@ __all__ = ["generate"]
 DRAWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 
 
-@click.command(help="Print the text that the language model MODEL writes after PROMPT (- for stdin).")
+@click.command(help="Print what the language model MODEL writes after PROMPT. A PROMPT of - is read from stdin.")
 @model_argument
 @click.argument("prompt")
 @click.option("--max-tokens", "-n", type=click.IntRange(min=1), default=128, show_default=True)

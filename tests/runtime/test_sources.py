@@ -36,7 +36,7 @@ def test_forms_of_a_model_file_run_alike(form: Any) -> None:
 
 
 def test_wrong_bytes_are_told_what_they_are(tmp_path: Path) -> None:
-    for data, word in [(b"", "not those of a model"), (b"GGUF1234", "weights"), (pickle.dumps([1]), "pickle")]:
+    for data, word in [(b"", "not those of a model"), (b"GGUF1234", "GGUF"), (pickle.dumps([1]), "pickle")]:
         with pytest.raises(ModelFormatError, match=word):
             rlx.load(data)
         path = tmp_path / "model.bin"
