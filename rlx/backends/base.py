@@ -19,6 +19,7 @@ from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.backends.array import MemorySpace, Tensor
+    from rlx.backends.timing import KernelTime
     from rlx.kernels.analysis import Fusing
     from rlx.kernels.lowering import Anchor
     from rlx.kernels.program import Kernel, Program
@@ -382,8 +383,8 @@ class Executable(ABC, Generic[A]):
         """The kernel of each row of `profile`: one that runs in several phases comes several times."""
         return ()
 
-    def profile(self, inputs: Sequence[A], repeat: int) -> list[tuple[str, str, float]]:
-        """(kind, name, seconds a run) of every kernel."""
+    def profile(self, inputs: Sequence[A], repeat: int) -> list[KernelTime]:
+        """The time of every kernel from `repeat` runs, or more where something disturbed them."""
         raise OptionError("this device has no per-kernel profile")
 
 

@@ -10,7 +10,7 @@ import click
 from rlx.cli.inputs import Inputs, gather_inputs, with_hint
 from rlx.cli.options import InputSpec, compile_options, input_options, json_option, model_argument
 from rlx.cli.run import load_model
-from rlx.cli.show import print_json, residual_lines, table, working
+from rlx.cli.show import disturbed_lines, measured_text, print_json, residual_lines, table, working
 from rlx.errors import RlxError
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.report.page import report_page
@@ -62,7 +62,7 @@ def profile(
     rows += [
         (
             seconds_text(r.predicted),
-            "" if r.measured is None else seconds_text(r.measured),
+            measured_text(r.measured, r.disturbed),
             "" if r.fraction is None else f"{r.fraction:.0%}",
             r.bound,
             f"{r.bytes:,}",
@@ -82,6 +82,8 @@ def profile(
     click.echo(f"flops     {io.flops:,}, {io.intensity:.2f} a byte")
     how = "a guess" if p.guessed else "calibrated"
     click.echo(f"predicted {seconds_text(p.seconds)} a run ({seconds_text(p.low)} .. {seconds_text(p.high)}, {how})")
+    for line in disturbed_lines([r.disturbed for r in found.rows]):
+        click.echo(line)
     if taken:
         click.echo(f"measured  {seconds_text(taken)} in kernels, one after the other")
     if compiled.joins is not None:

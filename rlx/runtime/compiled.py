@@ -25,6 +25,7 @@ from rlx.runtime.experts import ExpertControl
 from rlx.runtime.memory import Lifetime, ModelMemory
 
 if TYPE_CHECKING:
+    from rlx.backends.timing import KernelTime
     from rlx.compiler import Compilation
     from rlx.cost.io_profile import IoProfile
     from rlx.cost.model import Prediction
@@ -510,8 +511,12 @@ class CompiledGraph(Lifetime, ExpertControl):
 
         return reduced(self)
 
-    def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[tuple[str, str, float]]:
-        """(kind, name, seconds a run) of every kernel: the median over `repeat` runs."""
+    def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[KernelTime]:
+        """(kind, name, seconds per run) of every kernel: the low quartile over `repeat` undisturbed runs.
+
+        Each row also has `spread` and `disturbed`: other programs had the processor, and the time may be too long. Up
+        to three times as many runs are made while there are such rows.
+        """
         if not isinstance(repeat, int) or repeat < 1:
             raise OptionError(f"profile: repeat={repeat!r}: expected an int >= 1")
         return self._executable.profile(self._admit(self._given(inputs)), repeat)
@@ -523,7 +528,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         *,
         repeat: int = 1,
     ) -> RunTrace:
-        """The time of every kernel, the median over `repeat` runs; written to `path` as Chrome and Perfetto read it."""
+        """The time of every kernel, as `profile` has it, and what each thread did; written to `path` for Perfetto."""
         from rlx.runtime.trace import RunTrace
 
         if path is not None:

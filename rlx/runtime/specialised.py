@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from rlx.runtime.compiled import CompiledGraph, Results
 from rlx.runtime.memory import give_back
 from rlx.runtime.trace import RunTrace
 from rlx.runtime.weights import WeightRegistry
+
+if TYPE_CHECKING:
+    from rlx.backends.timing import KernelTime
 
 __all__ = ["ExactSizes", "ItemsSpec", "Specialised", "exact_for", "fixed_values", "specialised"]
 
@@ -222,8 +225,8 @@ class Specialised(CompiledGraph):
         """`run_views` with inputs by position."""
         return self.run_views(arrays)
 
-    def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[tuple[str, str, float]]:
-        """(kind, name, seconds a run) of every kernel of the variant for these inputs."""
+    def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[KernelTime]:
+        """(kind, name, seconds per run) of every kernel of the variant for these inputs."""
         model, fed = self._chosen(self._by_name(inputs))
         return model.profile(fed, repeat)
 

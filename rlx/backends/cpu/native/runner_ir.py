@@ -40,10 +40,13 @@ from rlx.backends.cpu.native.pool_ir import START, STATE, filled, pool_ir
 
 __all__ = [
     "BUSY_STATUS",
+    "CELLS",
+    "CELL_WORDS",
     "CPYTHON",
     "ERROR_KINDS",
     "INTERRUPTED_STATUS",
     "MIDWAY",
+    "PROFILE_WORDS",
     "RUNTIME",
     "USER_WORDS",
     "Native",
@@ -57,7 +60,7 @@ PHASES = 9  # address of the phase table
 PHASE_COUNT = 10
 THREADS = 11
 POOL = 12  # address of the pool's memory
-PROFILE = 13  # address of one i64 a phase that gets its nanoseconds, or 0
+PROFILE = 13  # address of a row for each phase, see below, or 0
 PARALLEL = 14  # whether a phase has more than one chunk: take a pool slot at once
 RELEASE_GIL = 15
 THREAD_STATE = 16  # CPython's, while the GIL is released, else 0
@@ -80,6 +83,13 @@ KNOWN, EXTENT, ASK = range(3)  # words of `rlx_extent`: where the number is, wha
 
 PHASE_WORDS = 4  # function, words, nchunks, job
 JOB = 3  # 0, or the address of a job: this phase and some after it, which run side by side
+
+# Words of a phase's row in a profile.
+TOOK, USED, VISITS, BEGAN = range(4)  # ns of it; processor time of the caller; how often it ran; when first
+TIMED_FN, TIMED_WORDS = 4, 5  # of a phase with several chunks: what `timed` calls
+CELLS = 6  # the address of a cell for each worker: first start, last end, ns in chunks, chunks, and the processor time
+#            that the worker's thread had used at the first two
+PROFILE_WORDS, CELL_WORDS = 8, 8
 
 INDEX_OUT_OF_RANGE, DIVISION_BY_ZERO, GUARD_FAILED, EXTENT_BEYOND_BOUND, HOST_CALL_RAISED, NAN_TRAPPED = range(1, 7)
 ERROR_KINDS = {
@@ -218,6 +228,41 @@ out:
   ret void
 }
 
+; one of several chunks of a phase that is profiled
+define internal void @timed(ptr %row, i64 %chunk, ptr %ctx, i64 %worker) {
+  %fn.p = getelementptr i64, ptr %row, i64 $TIMED_FN
+  %words.p = getelementptr i64, ptr %row, i64 $TIMED_WORDS
+  %cells.p = getelementptr i64, ptr %row, i64 $CELLS
+  %fn = load ptr, ptr %fn.p, align 8
+  %words = load ptr, ptr %words.p, align 8
+  %cells = load ptr, ptr %cells.p, align 8
+  %number = mul i64 %worker, $CELL_WORDS
+  %start.p = getelementptr i64, ptr %cells, i64 %number
+  %stop.p = getelementptr i64, ptr %start.p, i64 1
+  %start = load i64, ptr %start.p, align 8
+  %none = icmp eq i64 %start, 0
+  br i1 %none, label %first, label %work
+first:
+  %c0 = call i64 @time_of(i32 $THREAD_CLOCK)
+  %used.p = getelementptr i64, ptr %start.p, i64 4
+  store i64 %c0, ptr %used.p, align 8
+  %began = call i64 @now()
+  store i64 %began, ptr %start.p, align 8
+  br label %work
+work:
+  %t0 = call i64 @now()
+  call void %fn(ptr %words, i64 %chunk, ptr %ctx, i64 %worker)
+  %t1 = call i64 @now()
+  store i64 %t1, ptr %stop.p, align 8
+  %c1 = call i64 @time_of(i32 $THREAD_CLOCK)
+  %used.end.p = getelementptr i64, ptr %start.p, i64 5
+  store i64 %c1, ptr %used.end.p, align 8
+  %took = sub i64 %t1, %t0
+  call void @add_to(ptr %start.p, i64 2, i64 %took)
+  call void @add_to(ptr %start.p, i64 3, i64 1)
+  ret void
+}
+
 ; one chunk of a job
 define internal void @beside(ptr %chunks, i64 %chunk, ptr %ctx, i64 %worker) {
   %offset = mul i64 %chunk, 24
@@ -228,6 +273,29 @@ define internal void @beside(ptr %chunks, i64 %chunk, ptr %ctx, i64 %worker) {
   %words = load ptr, ptr %words.p, align 8
   %own = load i64, ptr %own.p, align 8
   tail call void %fn(ptr %words, i64 %own, ptr %ctx, i64 %worker)
+  ret void
+}
+
+define internal void @add_to(ptr %row, i64 %word, i64 %what) nounwind {
+  %p = getelementptr i64, ptr %row, i64 %word
+  %old = load i64, ptr %p, align 8
+  %sum = add i64 %old, %what
+  store i64 %sum, ptr %p, align 8
+  ret void
+}
+
+; adds a visit of a phase to its row of a profile
+define internal void @note_phase(ptr %profile, i64 %index, i64 %start, i64 %took, i64 %used) nounwind {
+  %number = mul i64 %index, $PROFILE_WORDS
+  %row = getelementptr i64, ptr %profile, i64 %number
+  call void @add_to(ptr %row, i64 $TOOK, i64 %took)
+  call void @add_to(ptr %row, i64 $USED, i64 %used)
+  call void @add_to(ptr %row, i64 $VISITS, i64 1)
+  %began.p = getelementptr i64, ptr %row, i64 $BEGAN
+  %began = load i64, ptr %began.p, align 8
+  %none = icmp eq i64 %began, 0
+  %first = select i1 %none, i64 %start, i64 %began
+  store i64 %first, ptr %began.p, align 8
   ret void
 }
 
@@ -263,6 +331,7 @@ begin:
   %slot0 = phi ptr [ null, %entry ], [ %slot.early, %early ]
   br i1 %profiled, label %stamp, label %loop
 stamp:
+  %c0 = call i64 @time_of(i32 $THREAD_CLOCK)
   %t0 = call i64 @now()
   br label %loop
 
@@ -271,6 +340,7 @@ loop:
   %slot = phi ptr [ %slot0, %begin ], [ %slot0, %stamp ], [ %slot.next, %again ]
   %chunks = phi i64 [ 0, %begin ], [ 0, %stamp ], [ %chunks.next, %again ]
   %time = phi i64 [ 0, %begin ], [ %t0, %stamp ], [ %time.next, %again ]
+  %cpu = phi i64 [ 0, %begin ], [ %c0, %stamp ], [ %cpu.next, %again ]
   %inside = icmp ult i64 %index, %count
   br i1 %inside, label %phase, label %end
 
@@ -305,9 +375,23 @@ side.by.side:
   call void @pool_run(ptr %pool, ptr %slot.jobs, ptr @beside, ptr %chunks.p, ptr %ctx, i64 %n.job, i64 %threads)
   br label %after
 alone:
-  %fn = load ptr, ptr %fn.p, align 8
-  %words = load ptr, ptr %words.p, align 8
+  %fn.own = load ptr, ptr %fn.p, align 8
+  %words.own = load ptr, ptr %words.p, align 8
   %n = load i64, ptr %n.p, align 8
+  %row.number = mul i64 %index, $PROFILE_WORDS
+  %row = getelementptr i64, ptr %profile, i64 %row.number
+  %shared = icmp sgt i64 %n, 1
+  %apart = and i1 %profiled, %shared
+  br i1 %apart, label %wrap, label %go
+wrap:
+  %timed.fn.p = getelementptr i64, ptr %row, i64 $TIMED_FN
+  %timed.words.p = getelementptr i64, ptr %row, i64 $TIMED_WORDS
+  store ptr %fn.own, ptr %timed.fn.p, align 8
+  store ptr %words.own, ptr %timed.words.p, align 8
+  br label %go
+go:
+  %fn = phi ptr [ %fn.own, %alone ], [ @timed, %wrap ]
+  %words = phi ptr [ %words.own, %alone ], [ %row, %wrap ]
   %one = icmp eq i64 %n, 1
   br i1 %one, label %direct, label %not.one
 direct:
@@ -358,13 +442,14 @@ fine:
 measure:
   %t1 = call i64 @now()
   %took = sub i64 %t1, %time
-  %cell = getelementptr i64, ptr %profile, i64 %index
-  %sum = load i64, ptr %cell, align 8
-  %sum.next = add i64 %sum, %took
-  store i64 %sum.next, ptr %cell, align 8
+  %c1 = call i64 @time_of(i32 $THREAD_CLOCK)
+  %used = sub i64 %c1, %cpu
+  call void @note_phase(ptr %profile, i64 %index, i64 %time, i64 %took, i64 %used)
+  %t2 = call i64 @now()
   br label %tick
 tick:
-  %time.next = phi i64 [ %time, %fine ], [ %t1, %measure ]
+  %time.next = phi i64 [ %time, %fine ], [ %t2, %measure ]
+  %cpu.next = phi i64 [ %cpu, %fine ], [ %c1, %measure ]
   %ran = call i64 @llvm.smax.i64(i64 %n.ran, i64 1)
   %chunks.sum = add i64 %chunks, %ran
   %enough = icmp sge i64 %chunks.sum, $CHECK_EVERY_CHUNKS
@@ -495,7 +580,8 @@ def runtime_ir(*, futex: bool | None = None, cpython: bool = CPYTHON) -> str:
     )
 
     floats, usual = float_state_ir()
-    own = {"CLOCK": time.CLOCK_MONOTONIC, "POOL_STATE": STATE, "POOL_START": START}
+    used = getattr(time, "CLOCK_THREAD_CPUTIME_ID", time.CLOCK_MONOTONIC)  # without it nothing seems to have waited
+    own = {"CLOCK": time.CLOCK_MONOTONIC, "THREAD_CLOCK": used, "POOL_STATE": STATE, "POOL_START": START}
     text = filled(floats + RUNNER_IR, {**offsets, **own, **usual})
     pool_words = {"SLOT": SLOT, "MIDWAY": MIDWAY, "POOL": POOL, **usual}
     return pool_ir(pool_words, futex=futex) + (PYTHON_IR if cpython else NO_PYTHON_IR) + text
