@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from rlx.cli.inputs import Inputs, gather_inputs, with_hint
 from rlx.cli.options import InputSpec, compile_options, input_options, json_option, model_argument
 from rlx.cli.run import load_model
 from rlx.cli.show import disturbed_lines, measured_text, print_json, residual_lines, table, working
+from rlx.disk import path_of
 from rlx.errors import RlxError
 from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.report.page import report_page
+from rlx.runtime.report.page import report_json, report_page
 from rlx.runtime.report.rooflines import Rooflines, learn, rooflines
 from rlx.units import seconds_text
 
@@ -107,25 +109,39 @@ def profiled(
 
 
 @click.command(
-    help="""Write a page about MODEL: kernels, memory, choice of device.
+    help="""Write a page about MODEL: kernels, memory, graph, choice of device.
 
-    It draws the roofline, a bar for each kernel, and the arena.
+    It explains itself and needs no other file. With --json the same figures are printed.
     """
 )
 @model_argument
 @input_options
 @compile_options
 @guesses
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The page.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The page.")
+@click.option("--open", "opens", is_flag=True, help="Show the page in a browser.")
+@json_option
 def report(
     model: Path,
     inputs: tuple[tuple[str, InputSpec], ...],
     seed: int,
     guess: bool,
-    output: Path,
+    output: Path | None,
+    opens: bool,
+    as_json: bool,
     **options: Any,
 ) -> None:
+    if output is None and (opens or not as_json):
+        raise click.UsageError("give -o PAGE.html, or --json")
+    if output is not None:
+        path_of(output, "report")
     compiled = load_model(model, options)
-    _, found = profiled(compiled, inputs, seed, options["threads"], not guess)
-    output.write_text(report_page(model.name, found, compiled.plan, compiled.decision), encoding="utf-8")
-    click.echo(f"{output}: {len(found.rows)} kernels")
+    given, found = profiled(compiled, inputs, seed, options["threads"], not guess)
+    if output is not None:
+        output.write_text(report_page(model.name, compiled, found, given.notes), encoding="utf-8")
+    if as_json:
+        print_json(report_json(compiled, found, given.notes))
+    else:
+        click.echo(f"{output}: {len(found.rows)} kernels")
+    if opens and output is not None and not webbrowser.open(output.resolve().as_uri()):
+        raise click.ClickException(f"no browser was found: open {output} in one")

@@ -22,6 +22,7 @@ from rlx.options import CompileOptions
 from rlx.runtime.arrays import Views, on_device, snapshot, to_array
 from rlx.runtime.compiled import CompiledGraph, Results
 from rlx.runtime.memory import give_back
+from rlx.runtime.report.shown import Explanation
 from rlx.runtime.trace import RunTrace
 from rlx.runtime.weights import WeightRegistry
 
@@ -251,7 +252,7 @@ class Specialised(CompiledGraph):
 
     # ---- what is there
 
-    def explain(self, stage: str = "summary", *, why: bool = False) -> str:
+    def explain(self, stage: str = "summary", *, why: bool = False) -> Explanation:
         """What decides, which variants there are, and that stage of each."""
         lines = [f"input    {spec}" for spec in self.inputs]
         lines.append(f"decides  {', '.join(self.decides)}: read in each run, a compile for each value")
@@ -259,7 +260,7 @@ class Specialised(CompiledGraph):
         for key, made in self._found.items():
             if isinstance(made, CompiledGraph):
                 lines += [f"variant  {self._told[key]} ({self._seconds[key]:.3f} s)", made.explain(stage, why=why)]
-        return "\n".join(lines)
+        return Explanation("\n".join(lines))
 
     def clone(self, *, fresh: bool = False) -> Specialised:
         """Another one over the same weights and code: its variants are clones of those that there are."""
