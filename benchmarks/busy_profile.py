@@ -21,7 +21,7 @@ import numpy as np
 import rlx
 from rlx.backends import timing
 from rlx.demo import DIGITS
-from rlx.runtime.bench import invented
+from rlx.runtime.bench import assumed
 from rlx.runtime.choice import usual_extents
 
 MOST = 2.0  # times the quiet time
@@ -79,7 +79,7 @@ def main() -> None:
         model = rlx.load(path, device="cpu", threads=args.threads)
         graph = model.compilation.source
         at = usual_extents(graph, {n: args.batch for n in graph.dims() if "batch" in n.lower()})
-        feeds = list(invented(graph, at)[0].values())
+        feeds = list(assumed(graph, at)[0].values())
         model.profile(feeds, args.runs)  # warm
         quiet = model.profile(feeds, args.runs)
         with busy(args.loops):

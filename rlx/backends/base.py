@@ -203,10 +203,10 @@ class Joins:
     groups: int
 
     def __str__(self) -> str:
-        here = f"{self.made} a run"
+        made = f"{self.made} per run"
         if not self.groups:
-            return here
-        return f"{here} ({self.serial} one by one); {self.beside} phases run side by side, in {self.groups} groups"
+            return made
+        return f"{made} ({self.serial} one by one); {self.beside} phases run side by side, in {self.groups} groups"
 
 
 A = TypeVar("A", bound="Tensor")

@@ -95,7 +95,7 @@ def bench(
         print_json(
             {
                 "device": compiled.device,
-                "invented": given.notes,
+                "assumed": given.notes,
                 "predicted": None if kept is None else kept.to_dict(),
                 "compile_s": compile_seconds,
                 "first_run_s": first,
@@ -109,7 +109,7 @@ def bench(
         )
         return
     for note in given.notes:
-        click.echo(f"invented  {note}")
+        click.echo(f"assumed   {note}")
     click.echo(f"compile   {seconds_text(compile_seconds)}, first run {seconds_text(first)}")
     if slots is not None:
         click.echo(f"run_slots {timing_line(slots)}")

@@ -56,10 +56,10 @@ def profile(
         compiled.trace(list(given.arrays.values()), trace, repeat=10)
     if as_json:
         memory = None if compiled.memory is None else compiled.memory.to_dict()
-        print_json({"invented": given.notes, "memory": memory, **found.to_dict()})
+        print_json({"assumed": given.notes, "memory": memory, **found.to_dict()})
         return
     for note in given.notes:
-        click.echo(f"invented  {note}")
+        click.echo(f"assumed   {note}")
     rows = [("predicted", "measured", "roofline", "bound", "bytes", "flops", "kind", "kernel")]
     rows += [
         (
@@ -83,13 +83,13 @@ def profile(
     click.echo(f"copies    {io.h2d_bytes:,} B to the device, {io.d2h_bytes:,} B from it: results {io.results}")
     click.echo(f"flops     {io.flops:,}, {io.intensity:.2f} a byte")
     how = "a guess" if p.guessed else "calibrated"
-    click.echo(f"predicted {seconds_text(p.seconds)} a run ({seconds_text(p.low)} .. {seconds_text(p.high)}, {how})")
+    click.echo(f"predicted {seconds_text(p.seconds)} per run ({seconds_text(p.low)} .. {seconds_text(p.high)}, {how})")
     for line in disturbed_lines([r.disturbed for r in found.rows]):
         click.echo(line)
     if taken:
         click.echo(f"measured  {seconds_text(taken)} in kernels, one after the other")
     if compiled.joins is not None:
-        click.echo(f"joins     {compiled.joins}")
+        click.echo(f"thread barriers: {compiled.joins}")
     for line in residual_lines(compiled.memory):
         click.echo(line)
 

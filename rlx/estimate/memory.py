@@ -318,7 +318,7 @@ class MemoryEstimate:
             peaks["without overhead"] = self.own.peak_bytes
         lines += [f"  {name:18}{bytes_text(size):>12}  {size:,} B" for name, size in peaks.items()]
         if self.kv_bytes_per_token:
-            lines.append(f"  KV cache in {self.kv_dtype}: {self.kv_bytes_per_token:,} B a token and sequence")
+            lines.append(f"  KV cache in {self.kv_dtype}: {self.kv_bytes_per_token:,} B per token and sequence")
         lines.append(
             f"  weights: {bytes_text(self.stored_weight_bytes)} stored, {bytes_text(self.packed_weight_bytes)} packed, "
             f"{bytes_text(self.mapped_weight_bytes)} in mapped pages of the file"
@@ -329,7 +329,7 @@ class MemoryEstimate:
             lines.append(f"  experts: {self.experts}")
         if self.bucket_peaks:
             shown = ", ".join(f"{tokens}: {bytes_text(size)}" for tokens, size in self.bucket_peaks.items())
-            lines.append(f"  running peak by tokens a step: {shown}")
+            lines.append(f"  running peak by tokens per step: {shown}")
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def to_dict(self) -> dict[str, Any]:

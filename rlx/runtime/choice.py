@@ -175,7 +175,7 @@ def _priced(c: Candidate) -> str:
     if c.seconds is None or c.low is None or c.high is None:
         return "can run it"
     how = "a guess" if c.guessed else "calibrated"
-    parts = [f"{seconds_text(c.seconds)} a run ({seconds_text(c.low)} .. {seconds_text(c.high)}, {how})"]
+    parts = [f"{seconds_text(c.seconds)} per run ({seconds_text(c.low)} .. {seconds_text(c.high)}, {how})"]
     parts.append(f"compile {seconds_text(c.compile or 0)}")
     parts.append(f"copies {seconds_text(c.transfers or 0)} (results {c.results})")
     if c.peak_bytes is not None:

@@ -60,7 +60,7 @@ def test_explain_prints_the_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every device with its price or its obstacle."""
     monkeypatch.setenv("RLX_DEVICE_POLICY", "only=cpu")
     text = ran("explain", str(DIGITS), "--device", "auto")
-    for word in ("the only one that can run it", "never chosen", "a run", "xla", "mlx"):
+    for word in ("the only one that can run it", "never chosen", "per run", "xla", "mlx"):
         assert word in text
     facts = json.loads(ran("explain", str(DIGITS), "--json"))
     assert facts["decision"]["device"] == "cpu"

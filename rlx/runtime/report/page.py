@@ -9,6 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from rlx import html
+from rlx.cost.model import kind_of
 from rlx.disk import saving
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array
@@ -154,8 +155,8 @@ def _roofline(found: Rooflines) -> Iterator[str]:
     guess = f" {GUESS} These ceilings are guesses: a dot above them shows that." if found.ceilings.guessed else ""
     yield (
         '<p class="soft">A dot is a kernel. The lines are what the device can do: the rising ones what memory and '
-        "caches deliver, the level one what the arithmetic units do. A dot far below the line has time to gain; left of "
-        f"the bend a kernel waits for memory, right of it for arithmetic.{guess}</p>"
+        "caches deliver, the level one what the arithmetic units do. A dot far below the line has time to gain; left "
+        f"of the bend a kernel waits for memory, right of it for arithmetic.{guess}</p>"
     )
     yield html.legend(kinds_of(found.rows))
     yield f'<div class="wide">{roofline(found.rows, found.ceilings)}</div>'
@@ -166,20 +167,13 @@ def _timeline(model: CompiledGraph, found: Rooflines) -> Iterator[str]:
     if not trace.rows:
         return
     kinds = kinds_of(found.rows)
-    kernels = [k.kind if k.kind in kinds else kinds[0] for k in model.compilation.executable.profiled]
     yield (
         '<p class="soft">The kernels of a run, end to end, and what each thread did of them: a gap in a thread is time '
         "in which it waits for others. Runs that are not timed have kernels side by side where they may. "
         "<code>rlx profile MODEL --trace run.json</code> writes this for ui.perfetto.dev.</p>"
     )
-    yield f'<div class="wide">{timeline(trace, kinds, _kinds(found, kernels))}</div>'
-
-
-def _kinds(found: Rooflines, kernels: Sequence[str]) -> Sequence[str]:
-    """The kind of each timed kernel, by the name that the prediction has for it where there is one."""
-    kinds = {name: r.kind for r in found.rows for name in (r.name,)}
-    named = [name.partition(" [")[2].removesuffix("]") for _, name, _ in found.timed]
-    return [kinds.get(name, kind) for name, kind in zip(named, kernels, strict=True)]
+    kind_at = [kind_of(kernel) for kernel in model.compilation.executable.profiled]
+    yield f'<div class="wide">{timeline(trace, [*kinds, *(set(kind_at) - set(kinds))], kind_at)}</div>'
 
 
 def _memory(model: CompiledGraph) -> Iterator[str]:

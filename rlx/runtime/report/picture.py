@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from html import escape
 
 from rlx import html
+from rlx.cost.model import kind_of
 from rlx.ir.graph import Graph
 from rlx.kernels.program import Program
 from rlx.plan.render import short_name
@@ -14,7 +15,7 @@ from rlx.records import dataclass
 __all__ = ["Box", "boxes_of", "nodes_of", "picture"]
 
 WIDTH, HEIGHT, GAP, LAYER = 190, 38, 26, 84
-LETTERS = 26
+LETTERS = 24
 MOST = 3000  # boxes that are drawn: a larger picture is of no use
 
 
@@ -42,7 +43,7 @@ def boxes_of(program: Program) -> list[Box]:
         facts = [kernel.label, kernel.how, *(f"weights {text}" for text in fixed)]
         facts += [f"makes {named(b)[1]}" for b in kernel.writes()]
         reads = tuple(named(b) for b in kernel.reads() if not b.is_fixed)
-        boxes.append(Box(kernel.label, kernel.kind, "\n".join(facts), reads, tuple(map(named, kernel.writes()))))
+        boxes.append(Box(kernel.label, kind_of(kernel), "\n".join(facts), reads, tuple(map(named, kernel.writes()))))
     boxes += [Box(name, "output", named(b)[1], (named(b),), ()) for name, b in program.outputs]
     return boxes
 
@@ -118,7 +119,7 @@ def _edge(a: tuple[float, float], b: tuple[float, float], text: str) -> str:
     bend = max(20.0, (y1 - y0) / 2)
     path = f"M{x0:.0f} {y0:.0f}C{x0:.0f} {y0 + bend:.0f} {x1:.0f} {y1 - bend:.0f} {x1:.0f} {y1:.0f}"
     label = ""
-    if y1 - y0 < LAYER:  # a short one has room for its shape
+    if y1 - y0 < LAYER and abs(x1 - x0) < WIDTH / 2:  # a short, upright one has room for its shape
         label = (
             f'<text class="soft" x="{(x0 + x1) / 2 + 4:.0f}" y="{(y0 + y1) / 2 + 4:.0f}">{escape(_shape(text))}</text>'
         )
