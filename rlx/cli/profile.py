@@ -109,7 +109,7 @@ def profiled(
 
 
 @click.command(
-    help="""Write a page about MODEL: kernels, memory, graph, choice of device.
+    help="""Write a page about MODEL: kernels, memory, graph, device.
 
     It explains itself and needs no other file. With --json the same figures are printed.
     """
