@@ -38,7 +38,7 @@ from rlx.cost.model import predict_lowered
 from rlx.cost.pace import Pace, Probe, median, turn
 from rlx.errors import RlxError
 from rlx.ir.graph import Graph, Value
-from rlx.runtime.bench import invented
+from rlx.runtime.bench import assumed
 from rlx.runtime.session import import_graph
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -283,7 +283,7 @@ def prepare(point: Point, devices: list[str], threads: int | None) -> Prepared:
     row = Row(point.family, point.name)
     decision = rlx.choose(point.graph, rlx.DevicePolicy(only=tuple(devices), expected_calls=10**9), threads=threads)
     row.chosen = decision.device
-    inputs, params = invented(point.graph, {})
+    inputs, params = assumed(point.graph, {})
     models, predictions = {}, {}
     for candidate in decision.candidates:
         if candidate.seconds is None or candidate.obstacle:

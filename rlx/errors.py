@@ -61,6 +61,18 @@ class OptionError(RlxError, ValueError):
     """An option or argument has a value that is not allowed."""
 
 
+def unknown_dim(name: object, dims: Iterable[str], inputs: Iterable[str]) -> OptionError:
+    """The error for a name in `dims` that is neither a dim nor an input, with the one that was probably meant."""
+    from difflib import get_close_matches
+
+    known, names = list(dims), list(inputs)
+    near = get_close_matches(name, [*known, *names], n=1) if isinstance(name, str) else []
+    meant = f" (did you mean {near[0]!r}?)" if near else ""
+    there = ", ".join(map(repr, known)) or "none"
+    more = f"; inputs: {', '.join(map(repr, names))}" if names else ""
+    return OptionError(f"dims: unknown dim {name!r}{meant}; dims: {there}{more}")
+
+
 @dataclass(frozen=True)
 class UnsupportedNode:
     """One node that stands in the way: its name, op, and what exactly is not supported."""

@@ -22,12 +22,12 @@ PACKAGE = ROOT / "rlx"
 
 EXCHANGE = {"backends.array", "backends.dlpack"}  # arrays as the runtime and devices hand them to one another
 COMPILER_PARTS = {"ir", "ops", "passes", "kernels", "plan", "backends", "backends.base", "backends.granted"} | EXCHANGE
-COMPILER_PARTS |= {"backends.strings"}
+COMPILER_PARTS |= {"backends.strings", "backends.timing"}
 
 # part -> the parts that it may import, besides itself and ANYONE
 ANYONE = {
     "arithmetic", "boundary", "errors", "forks", "lazy_imports", "options", "disk", "records", "tables", "table_writer",
-    "units",
+    "units", "html",
 }  # fmt: skip
 ALLOWED: dict[str, set[str]] = {
     "arithmetic": set(),
@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "tables": set(),
     "table_writer": set(),
     "units": set(),
+    "html": set(),
     "ir": set(),
     "ops": {"ir"},
     "passes": {"ir", "ops"},
@@ -48,10 +49,11 @@ ALLOWED: dict[str, set[str]] = {
     "plan": {"ir", "kernels"},
     "backends.array": {"ir"},
     "backends.dlpack": {"ir"},
-    "backends.base": {"ir", "ops", "kernels", "plan", "backends.array"},
+    "backends.timing": set(),
+    "backends.base": {"ir", "ops", "kernels", "plan", "backends.array", "backends.timing"},
     "backends.states": {"backends.base"},
     "backends.granted": set(),
-    "backends.strings": {"ir", "kernels", "backends.base"},
+    "backends.strings": {"ir", "kernels", "backends.base", "backends.timing"},
     "backends.codegen": {"ir", "ops", "kernels", "plan"},
     "importers": {"ir", "ops"},
     "compiler": COMPILER_PARTS,
@@ -71,6 +73,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 A_BACKEND = {
     "ir", "ops", "kernels", "plan", "backends.base", "backends.states", "backends.granted", "backends.codegen",
+    "backends.timing",
     "backends.library",
 } | EXCHANGE  # fmt: skip
 BASE_PARTS = {"boundary", "errors", "ir", "disk", "lazy_imports", "records"}  # below `options`

@@ -19,6 +19,7 @@ from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.backends.array import MemorySpace, Tensor
+    from rlx.backends.timing import KernelTime
     from rlx.kernels.analysis import Fusing
     from rlx.kernels.lowering import Anchor
     from rlx.kernels.program import Kernel, Program
@@ -202,10 +203,10 @@ class Joins:
     groups: int
 
     def __str__(self) -> str:
-        here = f"{self.made} a run"
+        made = f"{self.made} per run"
         if not self.groups:
-            return here
-        return f"{here} ({self.serial} one by one); {self.beside} phases run side by side, in {self.groups} groups"
+            return made
+        return f"{made} ({self.serial} one by one); {self.beside} phases run side by side, in {self.groups} groups"
 
 
 A = TypeVar("A", bound="Tensor")
@@ -382,8 +383,8 @@ class Executable(ABC, Generic[A]):
         """The kernel of each row of `profile`: one that runs in several phases comes several times."""
         return ()
 
-    def profile(self, inputs: Sequence[A], repeat: int) -> list[tuple[str, str, float]]:
-        """(kind, name, seconds a run) of every kernel."""
+    def profile(self, inputs: Sequence[A], repeat: int) -> list[KernelTime]:
+        """The time of every kernel from `repeat` runs, or more where something disturbed them."""
         raise OptionError("this device has no per-kernel profile")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from rlx.errors import ExecutionError, OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.strings import Dictionary, Texts
 from rlx.kernels.program import Kernel
+
+if TYPE_CHECKING:
+    from rlx.backends.timing import KernelTime
 
 __all__ = ["StringsExecutable"]
 
@@ -87,7 +90,7 @@ class StringsExecutable(Executable[Any]):
 
         return call
 
-    def profile(self, inputs: Sequence[Any], repeat: int) -> list[tuple[str, str, float]]:
+    def profile(self, inputs: Sequence[Any], repeat: int) -> list[KernelTime]:
         held, given = self.encoded(inputs)
         found = self.inner.profile(given, repeat)
         del held  # whose key the run has used

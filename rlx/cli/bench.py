@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from rlx.backends.timing import KernelTime
 from rlx.cli.inputs import gather_inputs, with_hint
 from rlx.cli.load import crowd, crowd_rows, scaling_rows, thread_scaling
 from rlx.cli.options import (
@@ -21,7 +22,17 @@ from rlx.cli.options import (
     model_argument,
 )
 from rlx.cli.run import load_model
-from rlx.cli.show import Timing, fastest, measure, print_json, residual_lines, table, working
+from rlx.cli.show import (
+    Timing,
+    disturbed_lines,
+    fastest,
+    measure,
+    measured_text,
+    print_json,
+    residual_lines,
+    table,
+    working,
+)
 from rlx.errors import RlxError
 from rlx.runtime.compiled import CompiledGraph
 from rlx.units import bytes_text, seconds_text
@@ -84,7 +95,7 @@ def bench(
         print_json(
             {
                 "device": compiled.device,
-                "invented": given.notes,
+                "assumed": given.notes,
                 "predicted": None if kept is None else kept.to_dict(),
                 "compile_s": compile_seconds,
                 "first_run_s": first,
@@ -93,12 +104,12 @@ def bench(
                 "memory": memory,
                 "clones": [asdict(c) for c in crowds],
                 "scaling": [asdict(s) for s in grown],
-                "kernels": [{"kind": kind, "name": name, "seconds": s} for kind, name, s in rows],
+                "kernels": [row.to_dict() for row in rows],
             }
         )
         return
     for note in given.notes:
-        click.echo(f"invented  {note}")
+        click.echo(f"assumed   {note}")
     click.echo(f"compile   {seconds_text(compile_seconds)}, first run {seconds_text(first)}")
     if slots is not None:
         click.echo(f"run_slots {timing_line(slots)}")
@@ -114,6 +125,8 @@ def bench(
     if rows:
         click.echo()
         click.echo(table(kernel_rows(rows), right=(0, 1)))
+        for line in disturbed_lines([row.disturbed for row in rows]):
+            click.echo(line)
 
 
 def timing_line(t: Timing) -> str:
@@ -132,11 +145,11 @@ def needs_json(compiled: CompiledGraph) -> dict[str, int | None]:
     return {"params": needs.params, "packed": needs.prepared, "constants": needs.constants, "arena": needs.arena}
 
 
-def kernel_rows(rows: list[tuple[str, str, float]]) -> list[tuple[str, str, str, str]]:
+def kernel_rows(rows: list[KernelTime]) -> list[tuple[str, str, str, str]]:
     """A table of kernels, slowest first: time, share, kind, name."""
     total = sum(s for *_, s in rows) or 1.0
     ordered = sorted(rows, key=lambda row: -row[2])
     return [
         ("time", "share", "kind", "kernel"),
-        *((seconds_text(s), f"{s / total:.1%}", kind, name) for kind, name, s in ordered),
+        *((measured_text(r[2], r.disturbed), f"{r[2] / total:.1%}", r[0], r[1]) for r in ordered),
     ]

@@ -13,7 +13,7 @@ __all__ = ["calibrate"]
 
 
 @click.command(
-    help="""Measure what DEVICEs can do; all that are here by default.
+    help="""Measure what DEVICEs can do; all that are available by default.
 
     How fast they move bytes, multiply matrices and start kernels. It is kept in the user's cache folder for this
     machine and these versions; `device="auto"` chooses by it.

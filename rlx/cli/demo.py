@@ -9,9 +9,10 @@ import click
 import numpy as np
 
 from rlx.backends import BACKENDS, choose_backend
+from rlx.backends.timing import KernelTime
 from rlx.cli.bench import kernel_rows, needs_json
 from rlx.cli.options import json_option
-from rlx.cli.show import Timing, fastest, measure, print_json, table, working
+from rlx.cli.show import Timing, disturbed_lines, fastest, measure, print_json, table, working
 from rlx.demo import Digits, load_digits_model, read, side_by_side
 from rlx.ir.graph import Array
 from rlx.ir.shape import upper
@@ -54,7 +55,7 @@ def demo(device: str, as_json: bool) -> None:
         facts = {"device": model.device, "accuracy": accuracy, "images": len(answers), "compile_s": compile_seconds}
         facts |= {"memory": needs_json(model), "free_memory": free}
         facts |= {"one": asdict(one), "whole": asdict(whole)}
-        facts["kernels"] = [{"kind": kind, "name": name, "seconds": s} for kind, name, s in kernels]
+        facts["kernels"] = [row.to_dict() for row in kernels]
         print_json(facts)
     else:
         say_times(one, whole, len(answers), kernels)
@@ -92,8 +93,10 @@ def say_answers(digits: Digits, answers: Array, accuracy: float) -> None:
     click.echo(f"\naccuracy  {accuracy:.1%}: {len(right)} of {len(answers)} digits that it was not trained on")
 
 
-def say_times(one: Timing, whole: Timing, images: int, kernels: list[tuple[str, str, float]]) -> None:
+def say_times(one: Timing, whole: Timing, images: int, kernels: list[KernelTime]) -> None:
     """Latency, and where the time of the whole set goes."""
     click.echo(f"time      {seconds_text(one.median)} for one image, {seconds_text(whole.median)} for all {images}")
     if kernels:
         click.echo(f"\nwhere the time for {images} images goes:\n{table(kernel_rows(kernels), right=(0, 1))}")
+        for line in disturbed_lines([row.disturbed for row in kernels]):
+            click.echo(line)

@@ -25,7 +25,7 @@ def devices(as_json: bool) -> None:
     if as_json:
         print_json({"auto": auto, "cores": os.cpu_count(), "devices": rows})
         return
-    lines = [("device", "here", "calibrated", "free memory", "total", "what")]
+    lines = [("device", "available", "calibrated", "free memory", "total", "what")]
     for row in rows:
         state = "yes" if row["present"] else "no"
         what = ": ".join(part for part in (row["reason"], row["remedy"]) if part)

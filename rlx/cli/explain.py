@@ -45,7 +45,7 @@ class SearchType(click.ParamType[Any]):
 @click.command(
     help="""Print where every buffer of MODEL lies in the arena.
 
-    At the upper bounds of its dims; where one is unbounded, at the sizes of the inputs given or invented.
+    At the upper bounds of its dims; where one is unbounded, at the sizes of the inputs given or assumed.
     """
 )
 @model_argument
@@ -78,10 +78,10 @@ def plan(
     for path, text in maps.items():
         path.write_text(text(), encoding="utf-8")
     if as_json:
-        print_json({"device": compiled.device, "invented": notes, **json.loads(found.to_json())})
+        print_json({"device": compiled.device, "assumed": notes, **json.loads(found.to_json())})
         return
     for note in notes:
-        click.echo(f"invented  {note}")
+        click.echo(f"assumed   {note}")
     columns = shutil.get_terminal_size().columns if on_terminal(sys.stdout) else None  # a file has room for whole names
     click.echo(found.to_text(columns))
     for path in maps:
@@ -91,7 +91,7 @@ def plan(
 def plan_at(
     compiled: CompiledGraph, inputs: tuple[tuple[str, InputSpec], ...], seed: int, search: Search
 ) -> tuple[MemoryPlan, list[str]]:
-    """The plan at the bounds, or at the sizes of the inputs, and what was invented of these."""
+    """The plan at the bounds, or at the sizes of the inputs, and what was assumed of these."""
     program = compiled.compilation.program
     assert program is not None  # the device has an arena
     bounds = None if inputs else bound_extents(program)

@@ -1,4 +1,4 @@
-"""Inputs for a model: read from files, or invented where none are given."""
+"""Inputs for a model: read from files, or made up where none are given."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Wish = tuple[Size, Size | None]  # two sizes that have to be equal, or one that 
 
 @dataclass
 class Inputs:
-    """Arrays by input name, the extents of the dims, and what of both was invented."""
+    """Arrays by input name, the extents of the dims, and what of both was assumed."""
 
     arrays: dict[str, Array]
     extents: dict[str, int]
@@ -38,12 +38,12 @@ class Inputs:
 
     @property
     def notes(self) -> list[str]:
-        """All that was invented, one line each."""
+        """All that was assumed, one line each."""
         return [*self.sizes, *self.data]
 
 
 def gather_inputs(graph: Graph, given: Sequence[tuple[str, InputSpec]], seed: int) -> Inputs:
-    """An array for every input: the file, the value or the shape given for it, else an invented one.
+    """An array for every input: the file, the value or the shape given for it, else an assumed one.
 
     Random data are standard normal floats, integers 0 and 1 (fit for masks, types and ids alike), and bools. Raises
     `NameNotFound`, `OptionError` (a file that can't be read), and what does not fit the shape of an input.
@@ -73,8 +73,8 @@ def gather_inputs(graph: Graph, given: Sequence[tuple[str, InputSpec]], seed: in
         if len(shape) == 1 and name not in arrays and not by_name[name].rank:
             raise ShapeError(f"input {name!r} is a scalar: for the value {shape[0]} give {name}=scalar:{shape[0]}")
     extents = bind_extents(graph, shapes)
-    invented = invent_extents(graph, extents)
-    extents |= invented
+    assumed = assume_extents(graph, extents)
+    extents |= assumed
     rng = np.random.default_rng(seed)
     for value in graph.inputs:
         if value.name not in arrays:
@@ -84,7 +84,7 @@ def gather_inputs(graph: Graph, given: Sequence[tuple[str, InputSpec]], seed: in
             except (MemoryError, ValueError) as error:
                 raise OptionError(f"input {value.name!r}: {error or 'out of memory'}; give a smaller shape") from None
             data.append(f"{value.name}: random {value.dtype}[{', '.join(map(str, shape))}], seed {seed}")
-    sizes = [f"{name} = {extent}" for name, extent in invented.items()]
+    sizes = [f"{name} = {extent}" for name, extent in assumed.items()]
     return Inputs({name: arrays[name] for name in names}, extents, sizes, data)
 
 
@@ -151,7 +151,7 @@ def filled_array(value: Value, given: Filled) -> Array:
         raise OptionError(f"input {value.name!r}: {error or 'out of memory'}; give a smaller shape") from None
 
 
-def invent_extents(graph: Graph, known: Mapping[str, int]) -> dict[str, int]:
+def assume_extents(graph: Graph, known: Mapping[str, int]) -> dict[str, int]:
     """An extent for each open dim of the inputs: 1 along a first axis, else a usual size within the bounds.
 
     Sizes that the model's guards, or windows longer than the data, rule out are set to what is asked for or doubled.
@@ -236,9 +236,9 @@ def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType)
 
 
 def with_hint(error: RlxError, inputs: Inputs) -> RlxError:
-    """The error, with a word on invented sizes where they may be to blame."""
+    """The error, with a word on assumed sizes where they may be to blame."""
     if inputs.sizes:
         made = ", ".join(inputs.sizes)
-        hint = f"the sizes {made} were invented; give others with --input NAME=SHAPE or --dims NAME=SIZE"
+        hint = f"the sizes {made} were assumed; give others with --input NAME=SHAPE or --dims NAME=SIZE"
         error.args = (f"{error} ({hint})", *error.args[1:])
     return error

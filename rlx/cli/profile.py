@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import click
 from rlx.cli.inputs import Inputs, gather_inputs, with_hint
 from rlx.cli.options import InputSpec, compile_options, input_options, json_option, model_argument
 from rlx.cli.run import load_model
-from rlx.cli.show import print_json, residual_lines, table, working
+from rlx.cli.show import disturbed_lines, measured_text, print_json, residual_lines, table, working
+from rlx.disk import path_of
 from rlx.errors import RlxError
 from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.report.page import report_page
+from rlx.runtime.report.page import report_json, report_page
 from rlx.runtime.report.rooflines import Rooflines, learn, rooflines
 from rlx.units import seconds_text
 
@@ -54,15 +56,15 @@ def profile(
         compiled.trace(list(given.arrays.values()), trace, repeat=10)
     if as_json:
         memory = None if compiled.memory is None else compiled.memory.to_dict()
-        print_json({"invented": given.notes, "memory": memory, **found.to_dict()})
+        print_json({"assumed": given.notes, "memory": memory, **found.to_dict()})
         return
     for note in given.notes:
-        click.echo(f"invented  {note}")
+        click.echo(f"assumed   {note}")
     rows = [("predicted", "measured", "roofline", "bound", "bytes", "flops", "kind", "kernel")]
     rows += [
         (
             seconds_text(r.predicted),
-            "" if r.measured is None else seconds_text(r.measured),
+            measured_text(r.measured, r.disturbed),
             "" if r.fraction is None else f"{r.fraction:.0%}",
             r.bound,
             f"{r.bytes:,}",
@@ -81,11 +83,13 @@ def profile(
     click.echo(f"copies    {io.h2d_bytes:,} B to the device, {io.d2h_bytes:,} B from it: results {io.results}")
     click.echo(f"flops     {io.flops:,}, {io.intensity:.2f} a byte")
     how = "a guess" if p.guessed else "calibrated"
-    click.echo(f"predicted {seconds_text(p.seconds)} a run ({seconds_text(p.low)} .. {seconds_text(p.high)}, {how})")
+    click.echo(f"predicted {seconds_text(p.seconds)} per run ({seconds_text(p.low)} .. {seconds_text(p.high)}, {how})")
+    for line in disturbed_lines([r.disturbed for r in found.rows]):
+        click.echo(line)
     if taken:
         click.echo(f"measured  {seconds_text(taken)} in kernels, one after the other")
     if compiled.joins is not None:
-        click.echo(f"joins     {compiled.joins}")
+        click.echo(f"thread barriers: {compiled.joins}")
     for line in residual_lines(compiled.memory):
         click.echo(line)
 
@@ -105,25 +109,39 @@ def profiled(
 
 
 @click.command(
-    help="""Write a page about MODEL: kernels, memory, choice of device.
+    help="""Write a page about MODEL: kernels, memory, graph, device.
 
-    It draws the roofline, a bar for each kernel, and the arena.
+    It explains itself and needs no other file. With --json the same figures are printed.
     """
 )
 @model_argument
 @input_options
 @compile_options
 @guesses
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The page.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The page.")
+@click.option("--open", "opens", is_flag=True, help="Show the page in a browser.")
+@json_option
 def report(
     model: Path,
     inputs: tuple[tuple[str, InputSpec], ...],
     seed: int,
     guess: bool,
-    output: Path,
+    output: Path | None,
+    opens: bool,
+    as_json: bool,
     **options: Any,
 ) -> None:
+    if output is None and (opens or not as_json):
+        raise click.UsageError("give -o PAGE.html, or --json")
+    if output is not None:
+        path_of(output, "report")
     compiled = load_model(model, options)
-    _, found = profiled(compiled, inputs, seed, options["threads"], not guess)
-    output.write_text(report_page(model.name, found, compiled.plan, compiled.decision), encoding="utf-8")
-    click.echo(f"{output}: {len(found.rows)} kernels")
+    given, found = profiled(compiled, inputs, seed, options["threads"], not guess)
+    if output is not None:
+        output.write_text(report_page(model.name, compiled, found, given.notes), encoding="utf-8")
+    if as_json:
+        print_json(report_json(compiled, found, given.notes))
+    else:
+        click.echo(f"{output}: {len(found.rows)} kernels")
+    if opens and output is not None and not webbrowser.open(output.resolve().as_uri()):
+        raise click.ClickException(f"no browser was found: open {output} in one")

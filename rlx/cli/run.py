@@ -55,10 +55,10 @@ def run(
     described = [describe(name, array) for name, array in outputs.items()]
     if as_json:
         rows = [{**row, **({"file": files[row["name"]]} if files else {})} for row in described]
-        print_json({"device": compiled.device, "invented": given.notes, "extents": given.extents, "outputs": rows})
+        print_json({"device": compiled.device, "assumed": given.notes, "extents": given.extents, "outputs": rows})
         return
     for note in given.notes:
-        click.echo(f"invented  {note}")
+        click.echo(f"assumed   {note}")
     for row in described:
         click.echo(line_of(row) + (f"  -> {files[row['name']]}" if files else ""))
 

@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from rlx.records import dataclass
-from rlx.units import bytes_text
+from rlx.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from rlx.runtime.compiled import CompiledGraph
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Timing",
+    "disturbed_lines",
     "fastest",
     "measure",
+    "measured_text",
     "on_terminal",
     "print_json",
     "progress",
@@ -40,6 +42,19 @@ def residual_lines(memory: ModelMemory | None) -> list[str]:
     took = "at its peak" if memory.is_peak else "at the end"
     predicted, measured = bytes_text(memory.predicted_bytes), bytes_text(memory.measured)
     return [f"resident  predicted to grow by {predicted}, grew by {measured} {took}: {off}"]
+
+
+def measured_text(seconds: float | None, disturbed: bool) -> str:
+    """A measured time, with a mark where other programs disturbed it; "" for none."""
+    return "" if seconds is None else f"{'? ' if disturbed else ''}{seconds_text(seconds)}"
+
+
+def disturbed_lines(disturbed: Sequence[bool]) -> list[str]:
+    """What the mark means, if some kernels have it."""
+    if not any(disturbed):
+        return []
+    said = "other programs had the processor, their times may be too long"
+    return [f"disturbed {sum(disturbed)} of {len(disturbed)} kernels (marked ?): {said}"]
 
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:

@@ -91,7 +91,7 @@ def verify(
         raise with_hint(error, given) from None
     ok = culprit is None and (bool(stretches) or all(o.ok for o in outputs))
     if as_json:
-        facts = {"ok": ok, "device": compiled.device, "invented": given.notes}
+        facts = {"ok": ok, "device": compiled.device, "assumed": given.notes}
         facts["wrong_pass"] = {"name": wrong.name, "where": wrong.where} if wrong else None
         facts["first_bad"] = asdict(culprit) if culprit else None
         facts["tolerances"] = {name: asdict(one) for name, one in used(compiled, allowed).items()}
@@ -111,9 +111,9 @@ def verify(
 
 
 def tell_terms(given: Inputs, tolerances: Mapping[str, Tolerance]) -> None:
-    """What was invented, and what differences are allowed."""
+    """What was assumed, and what differences are allowed."""
     for note in given.notes:
-        click.echo(f"invented  {note}")
+        click.echo(f"assumed   {note}")
     for name, one in tolerances.items():
         click.echo(f"tolerance {name}: relative {one.relative:.2g}, absolute {one.absolute:.2g} for outputs")
 
@@ -134,7 +134,7 @@ def tell_truth(path: Path, compiled: CompiledGraph, given: Inputs, as_json: bool
         raise with_hint(error, given) from None
     missing = peer if isinstance(peer, str) else ""
     if as_json:
-        facts = {"device": compiled.device, "invented": given.notes, "errors": [asdict(e) for e in errors]}
+        facts = {"device": compiled.device, "assumed": given.notes, "errors": [asdict(e) for e in errors]}
         print_json({**facts, "kept": truth.kept, "onnxruntime": missing or "compared"})
         return
     tell_terms(given, {})

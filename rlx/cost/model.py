@@ -104,6 +104,24 @@ class Prediction:
         totals = {name: getattr(self, name) for name in ("seconds", "low", "high", "cost")}
         return {**asdict(self), "kernels": kernels, **totals}
 
+    def _repr_html_(self) -> str:
+        from rlx import html
+
+        at = ", ".join(f"{name} = {n}" for name, n in self.at.items())
+        pairs = {
+            "graph": self.graph,
+            "device": self.device,
+            "sizes": at,
+            "per run": f"{seconds_text(self.seconds)}, nine of ten between {seconds_text(self.low)} and "
+            f"{seconds_text(self.high)}",
+            "known by": "a guess: run rlx calibrate" if self.guessed else "the calibration of the device",
+            "not in kernels": seconds_text(self.overhead + self.syncs + self.transfers),
+            "compile": seconds_text(self.compile),
+        }
+        rows = [(k.nodes or k.name, k.kind, seconds_text(k.seconds), k.bound, f"{k.flops:,}") for k in self.kernels]
+        table = html.table(rows, ("kernel", "kind", "predicted", "bound by", "flops"), right=(2, 4))
+        return html.fragment(html.facts(pairs) + table)
+
     def __str__(self) -> str:
         how = "a guess" if self.guessed else "calibrated"
         at = ", ".join(f"{name}={n}" for name, n in self.at.items())

@@ -276,6 +276,37 @@ class MemoryEstimate:
 
     # ---- shown
 
+    def to_table(self) -> str:
+        """The parts and peaks as a part of a page; what is guessed says so."""
+        from rlx import html
+
+        largest = max([*self.parts.values(), 1])
+        rows = []
+        for name, size in self.parts.items():
+            bar = "▬" * round(20 * size / largest) if size else ""
+            rows.append((name, bytes_text(size), f"{size:,} B", self.certainty.get(name, "exact"), bar))
+        parts = html.table(rows, ("part", "size", "", "known as", ""), right=(1, 2))
+        peaks = {f"{name} peak": size for name, size in self.peaks.items()}
+        peaks |= {"without the device's own": self.own.peak_bytes} if self.overhead_bytes else {}
+        peaks |= {
+            "weights in the file": self.stored_weight_bytes,
+            "packed weights": self.packed_weight_bytes,
+            "mapped weights": self.mapped_weight_bytes,
+        }
+        sums = html.table(
+            [(n, bytes_text(b), f"{b:,} B") for n, b in peaks.items() if b], ("sum", "size", ""), right=(1, 2)
+        )
+        notes = "".join(f"<p class=soft>Note: {html.text(note)}</p>" for note in self.notes)
+        said = "exact, bounded (no more than that), calibrated, guessed, or forecast for a model that can't be run yet"
+        return f"{parts}<p class=soft>Known as: {said}.</p>{sums}{notes}"
+
+    def _repr_html_(self) -> str:
+        from rlx import html
+
+        at = ", ".join(f"{name} = {size}" for name, size in self.dims.items())
+        where = html.text(f"{self.model} on {self.device}" + (f" at {at}" if at else ""))
+        return html.fragment(f"<p><b>Memory estimate</b> {where}</p>{self.to_table()}")
+
     def __str__(self) -> str:
         at = ", ".join(f"{name} = {size}" for name, size in self.dims.items())
         lines = [f"{self.model} on {self.device}" + (f" at {at}" if at else "")]
@@ -287,7 +318,7 @@ class MemoryEstimate:
             peaks["without overhead"] = self.own.peak_bytes
         lines += [f"  {name:18}{bytes_text(size):>12}  {size:,} B" for name, size in peaks.items()]
         if self.kv_bytes_per_token:
-            lines.append(f"  KV cache in {self.kv_dtype}: {self.kv_bytes_per_token:,} B a token and sequence")
+            lines.append(f"  KV cache in {self.kv_dtype}: {self.kv_bytes_per_token:,} B per token and sequence")
         lines.append(
             f"  weights: {bytes_text(self.stored_weight_bytes)} stored, {bytes_text(self.packed_weight_bytes)} packed, "
             f"{bytes_text(self.mapped_weight_bytes)} in mapped pages of the file"
@@ -298,7 +329,7 @@ class MemoryEstimate:
             lines.append(f"  experts: {self.experts}")
         if self.bucket_peaks:
             shown = ", ".join(f"{tokens}: {bytes_text(size)}" for tokens, size in self.bucket_peaks.items())
-            lines.append(f"  running peak by tokens a step: {shown}")
+            lines.append(f"  running peak by tokens per step: {shown}")
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def to_dict(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlx.errors import OptionError, ShapeError
+from rlx.errors import OptionError, ShapeError, unknown_dim
 from rlx.ir.extents import of_parts
 from rlx.ir.graph import Graph, TensorType
 from rlx.ir.shape import Dim, Guard, Size, Symbol, same, substitute
@@ -35,8 +35,7 @@ def dim_values(graph: Graph, dims: Mapping[str, Any]) -> dict[str, Size]:
             for size, one in zip(shape, spec, strict=True):
                 _put_size(values, name, size, one)
         else:
-            names = ", ".join(map(repr, (*known, *inputs)))
-            raise OptionError(f"dims: there is no dim or input {name!r}; there are {names or 'none'}")
+            raise unknown_dim(name, known, inputs)
     return values
 
 

@@ -209,14 +209,27 @@ class MemoryPlan:
         """The map as a page that shows a buffer's facts under the pointer; it needs no other file."""
         from rlx.plan import page
 
-        labels = [kernel.label for kernel in self.schedule]
-        return page.to_html(self.intervals, self.placement, base_alignment=self.alignment, steps=labels)
+        return page.to_html(self.intervals, self.placement, base_alignment=self.alignment, steps=self.steps)
 
     def to_svg(self) -> str:
-        """A map of the arena over the steps of the run."""
-        from rlx.plan import render
+        """The map as a picture."""
+        from rlx.plan import page
 
-        return render.to_svg(self.intervals, self.placement, base_alignment=self.alignment)
+        return page.to_svg(self.intervals, self.placement, base_alignment=self.alignment, steps=self.steps)
+
+    @property
+    def steps(self) -> list[str]:
+        """The names of the kernels in the order of a run."""
+        return [kernel.label for kernel in self.schedule]
+
+    def _repr_html_(self) -> str:
+        from rlx import html
+        from rlx.plan import page
+
+        body = page.map_of(
+            self.intervals, self.placement, base_alignment=self.alignment, steps=self.steps, search=False
+        )
+        return html.fragment(body)
 
 
 def size_of(

@@ -1,4 +1,4 @@
-"""A plan for people and tools: totals, a text table, JSON, and a self-contained SVG map."""
+"""A plan for people and tools: totals, a text table and JSON."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from html import escape
 
 from rlx.plan.bound import lower_bound, peak_step
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up
 from rlx.records import dataclass
 
 __all__ = [
-    "NAME_WIDTH", "Totals", "letters_for", "short_name", "short_names", "show_bytes", "to_json", "to_svg", "to_text",
+    "NAME_WIDTH", "Totals", "letters_for", "short_name", "short_names", "show_bytes", "to_json", "to_text",
     "totals",
 ]  # fmt: skip
 
@@ -116,48 +115,6 @@ def to_json(intervals: Sequence[Interval], placement: Placement, *, base_alignme
     ]
     sums = totals(intervals, placement, base_alignment=base_alignment)
     return json.dumps({"totals": asdict(sums), "buffers": buffers}, indent=1)
-
-
-def to_svg(
-    intervals: Sequence[Interval],
-    placement: Placement,
-    *,
-    base_alignment: int = DEFAULT_ALIGNMENT,
-    width: int = 960,
-    height: int = 480,
-) -> str:
-    """A map of the arena: schedule steps to the right, addresses upwards, one box a buffer with its facts on hover."""
-    first = min((interval.start for interval in intervals), default=0)
-    last = max((interval.stop for interval in intervals), default=1)
-    across = width / (last - first)
-    up = height / max(placement.height, 1)
-    sums = totals(intervals, placement, base_alignment=base_alignment)
-    caption = (
-        f"arena {show_bytes(sums.arena)}, lower bound {show_bytes(sums.lower_bound)} at step {sums.peak_step}, "
-        f"gap {100 * sums.gap:.2f} %; steps {first} to {last}"
-    )
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 -24 {width} {height + 32}" font-family="sans-serif">',
-        f'<text x="0" y="-8" font-size="14">{escape(caption)}</text>',
-        f'<rect width="{width}" height="{height}" fill="#f4f4f4" stroke="#888"/>',
-    ]
-    for index, (interval, offset) in enumerate(zip(intervals, placement.offsets, strict=True)):
-        if not interval.size:
-            continue
-        hue = index * 137 % 360  # the golden angle: neighbours differ
-        title = f"{interval.name}: {show_bytes(interval.size)} at {offset:,}, live [{interval.start}, {interval.stop})"
-        parts.append(
-            f'<rect x="{(interval.start - first) * across:.2f}" y="{height - (offset + interval.size) * up:.2f}" '
-            f'width="{(interval.stop - interval.start) * across:.2f}" height="{interval.size * up:.2f}" '
-            f'fill="hsl({hue},55%,65%)" stroke="#fff" stroke-width="0.5"><title>{escape(title)}</title></rect>'
-        )
-    peak = (sums.peak_step - first) * across
-    bound = height - sums.lower_bound * up
-    parts += [
-        f'<path d="M{peak:.2f} 0V{height}M0 {bound:.2f}H{width}" stroke="#c00" stroke-dasharray="4 3" fill="none"/>',
-        "</svg>",
-    ]
-    return "\n".join(parts)
 
 
 def short_name(name: str, width: int) -> str:

@@ -20,10 +20,10 @@ from rlx.ir.shape import evaluate
 from rlx.options import CompileOptions
 from rlx.runtime.compiled import CompiledGraph
 
-__all__ = ["invented", "measured"]
+__all__ = ["assumed", "measured"]
 
 
-def invented(graph: Graph, extents: Mapping[str, int], seed: int = 0) -> tuple[dict[str, Array], dict[str, Array]]:
+def assumed(graph: Graph, extents: Mapping[str, int], seed: int = 0) -> tuple[dict[str, Array], dict[str, Array]]:
     """Inputs and params without data, by name: small random floats, and zeros of other types."""
     rng = np.random.default_rng(seed)
 
@@ -50,7 +50,7 @@ def measured(
     plain = isinstance(kept, dict) and all(isinstance(seconds, float) for seconds in kept.values())
     if plain and kept and set(kept) <= set(devices):
         return dict(kept)
-    inputs, params = invented(graph, at)
+    inputs, params = assumed(graph, at)
     taken: dict[str, list[float]] = {}
     with ExitStack() as opened:
         models: dict[str, CompiledGraph] = {}

@@ -28,7 +28,7 @@ from rlx.passes.dims import apply_dims
 from rlx.passes.precision import apply_precision
 from rlx.records import dataclass
 from rlx.runtime.policy import DevicePolicy, policy_of
-from rlx.units import seconds_text
+from rlx.units import bytes_text, seconds_text
 
 __all__ = ["Candidate", "Decision", "Device", "Turn", "choose", "devices", "devices_for", "usual_extents"]
 
@@ -37,7 +37,7 @@ TIE = 1.5  # predictions that differ by less than their errors are a tie, but no
 
 @dataclass(frozen=True)
 class Device:
-    """A device that rlx knows: whether it is here (`reason`, `remedy`: how to get it), its memory and capabilities."""
+    """A device that rlx knows: whether it is there (`reason`, `remedy`: how to get it), its memory and capabilities."""
 
     name: str
     present: bool
@@ -129,6 +129,25 @@ class Decision:
         rows = [{**asdict(c), **{name: getattr(c, name) for name in names}} for c in self.candidates]
         return {**asdict(self), "candidates": rows}
 
+    def to_table(self) -> str:
+        """The decision as a part of a page: a row for each device."""
+        from rlx import html
+
+        at = ", ".join(f"{name} = {n}" for name, n in self.at.items())
+        lines = [f"<p><b>{html.text(self.device)}</b>: {html.text(self.reason)}</p>"]
+        lines.append(f"<p class=soft>Priced by {self.objective}{html.text(f' at {at}' if at else '')}.</p>")
+        head = ("device", "per run", "from", "to", "known by", "compile", "copies", "memory", "fits", "why not")
+        chosen = [n for n, c in enumerate(self.candidates) if c.device == self.device]
+        lines.append(html.table(map(_cells, self.candidates), head, right=(1, 2, 3, 5, 6, 7), chosen=chosen))
+        for turn in self.turns:
+            lines.append(f"<p>From {html.text(turn.dim)} = {turn.extent} on {html.text(turn.device)} is cheapest.</p>")
+        return "".join(lines)
+
+    def _repr_html_(self) -> str:
+        from rlx import html
+
+        return html.fragment(self.to_table())
+
     def __str__(self) -> str:
         at = ", ".join(f"{name}={n}" for name, n in self.at.items())
         lines = [f"device   {self.device}: {self.reason}", f"priced   by {self.objective}{f' at {at}' if at else ''}"]
@@ -142,11 +161,21 @@ class Decision:
         return "\n".join(lines)
 
 
+def _cells(c: Candidate) -> tuple[str, ...]:
+    """A row of the table."""
+    times = ("" if t is None else seconds_text(t) for t in (c.seconds, c.low, c.high))
+    known = "" if c.seconds is None else "a guess" if c.guessed else "calibration"
+    compile_time, copies = ("" if t is None else seconds_text(t) for t in (c.compile, c.transfers))
+    size = "" if c.peak_bytes is None else f"{bytes_text(c.peak_bytes)}{' at most' if c.bounded else ''}"
+    fits = {None: "", True: "yes", False: "no"}[c.fits]
+    return (c.device, *times, known, compile_time, copies, size, fits, c.obstacle)
+
+
 def _priced(c: Candidate) -> str:
     if c.seconds is None or c.low is None or c.high is None:
         return "can run it"
     how = "a guess" if c.guessed else "calibrated"
-    parts = [f"{seconds_text(c.seconds)} a run ({seconds_text(c.low)} .. {seconds_text(c.high)}, {how})"]
+    parts = [f"{seconds_text(c.seconds)} per run ({seconds_text(c.low)} .. {seconds_text(c.high)}, {how})"]
     parts.append(f"compile {seconds_text(c.compile or 0)}")
     parts.append(f"copies {seconds_text(c.transfers or 0)} (results {c.results})")
     if c.peak_bytes is not None:
@@ -159,10 +188,25 @@ def _priced(c: Candidate) -> str:
     return ", ".join(parts)
 
 
+class Devices(list[Device]):
+    """Devices, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        from rlx import html
+
+        rows = []
+        for d in self:
+            sizes = [bytes_text(n) if d.present else "" for n in (d.memory.free, d.memory.total)]
+            how = ": ".join(part for part in (d.reason, d.remedy) if part)
+            rows.append((d.name, "yes" if d.present else "no", *sizes, how, ", ".join(sorted(d.capabilities))))
+        head = ("device", "available", "free memory", "total", "what", "offers")
+        return html.fragment(html.table(rows, head, right=(2, 3), chosen=[n for n, d in enumerate(self) if d.present]))
+
+
 @bounded("devices", CompileError)
-def devices() -> list[Device]:
-    """Every device that rlx knows, here or not."""
-    made = []
+def devices() -> Devices:
+    """Every device that rlx knows, available or not."""
+    made = Devices()
     for name in BACKENDS:
         backend = backend_named(name)
         found = backend.available()

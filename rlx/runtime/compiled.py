@@ -13,7 +13,6 @@ import numpy as np
 from rlx.arithmetic import usual_arithmetic
 from rlx.backends.base import Executable, Joins, TensorSpec, by_position, spec_of
 from rlx.boundary import bounded_class, converted
-from rlx.disk import path_of
 from rlx.errors import ExecutionError, NameNotFound, OptionError, ShapeError, no_such
 from rlx.ir.extents import UnequalSizes, check_extent
 from rlx.ir.graph import Array, Value, refuse_masked
@@ -23,11 +22,10 @@ from rlx.records import replace
 from rlx.runtime.arrays import Views, row_of, share_memory, snapshot, to_array, to_target, with_kept
 from rlx.runtime.experts import ExpertControl
 from rlx.runtime.memory import Lifetime, ModelMemory
+from rlx.runtime.report.shown import Shown
 
 if TYPE_CHECKING:
     from rlx.compiler import Compilation
-    from rlx.cost.io_profile import IoProfile
-    from rlx.cost.model import Prediction
     from rlx.ir.mapped import FileIdentity
     from rlx.kernels.program import Buffer
     from rlx.plan.arena import MemoryPlan
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from rlx.runtime.replay import Recorder
     from rlx.runtime.restore import StoredCompilation
     from rlx.runtime.states import States
-    from rlx.runtime.trace import RunTrace
 
 __all__ = ["CompiledGraph", "Results"]
 
@@ -69,7 +66,7 @@ class Results(Mapping[str, Any]):
 
 
 @bounded_class(ExecutionError, but=("run", "run_views"))
-class CompiledGraph(Lifetime, ExpertControl):
+class CompiledGraph(Lifetime, ExpertControl, Shown):
     """A compiled model: set its params, then run it.
 
     `run_slots(*arrays)` is the fastest call: inputs by position; it gives the same as `run_views`. One compiled graph
@@ -510,29 +507,6 @@ class CompiledGraph(Lifetime, ExpertControl):
 
         return reduced(self)
 
-    def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[tuple[str, str, float]]:
-        """(kind, name, seconds a run) of every kernel: the median over `repeat` runs."""
-        if not isinstance(repeat, int) or repeat < 1:
-            raise OptionError(f"profile: repeat={repeat!r}: expected an int >= 1")
-        return self._executable.profile(self._admit(self._given(inputs)), repeat)
-
-    def trace(
-        self,
-        inputs: Mapping[str, Any] | Sequence[Any],
-        path: str | os.PathLike[str] | None = None,
-        *,
-        repeat: int = 1,
-    ) -> RunTrace:
-        """The time of every kernel, the median over `repeat` runs; written to `path` as Chrome and Perfetto read it."""
-        from rlx.runtime.trace import RunTrace
-
-        if path is not None:
-            path_of(path, "trace")
-        made = RunTrace.of(self._compilation.leaves.name, self.device, self.profile(inputs, repeat))
-        if path is not None:
-            made.save(path)
-        return made
-
     def record(self, path: str | os.PathLike[str]) -> AbstractContextManager[Recorder]:
         """A context whose `run` keeps what goes in and comes out, in a file that `rlx.replay` reads."""
         from rlx.runtime.replay import record
@@ -550,51 +524,3 @@ class CompiledGraph(Lifetime, ExpertControl):
     def joins(self) -> Joins | None:
         """How often threads wait for one another in runs at the shapes of the last one; None before, or if unknown."""
         return self._executable.joins
-
-    @property
-    def io_profile(self) -> IoProfile:
-        """What a run moves and launches, at the upper bounds of the dims; `rlx.profile` takes other extents."""
-        from rlx.cost.io_profile import profile
-
-        return profile(self)
-
-    @property
-    def cost(self) -> Prediction:
-        """What a run is predicted to take, kernel by kernel, at the upper bounds of the dims (128 for one without).
-
-        It goes by the calibration of the device, or by guesses if there was none; `rlx.cost` predicts at other extents.
-        """
-        from rlx.runtime.choice import usual_extents
-        from rlx.runtime.report.rooflines import rooflines
-
-        at = usual_extents(self._compilation.source, None)
-        return rooflines(self, at=at, threads=self._options.threads, calibrate=False).prediction
-
-    def report(self, path: str | os.PathLike[str], inputs: Mapping[str, Any] | Sequence[Any] | None = None) -> None:
-        """Writes a page (HTML) about it: roofline, a bar for each kernel, the arena, the choice of the device.
-
-        With `inputs` kernels are timed, at the extents of these; states are left as they were. Raises `OptionError`
-        where the page can't be written, or the device can't time its kernels.
-        """
-        from rlx.runtime.report.page import write_report
-
-        path_of(path, "report")  # before the work
-        if inputs is not None and "profile" not in self.capabilities:
-            raise OptionError(f"report: device {self.device!r} can't time its kernels: leave inputs= out")
-        write_report(self, path, None if inputs is None else self._admit(self._given(inputs)), self._options.threads)
-
-    def explain(self, stage: str = "summary", *, why: bool = False) -> str:
-        """What was decided, as text: "summary", "graph", "passes", "dispatch", "fuse", "kernels" or "plan".
-
-        "kernels" names the strategy of each kernel; with `why` also those that were tried before it, and why they were
-        not taken.
-        """
-        from rlx.runtime.explain import STAGES, explain
-
-        if not isinstance(stage, str) or stage not in STAGES:
-            raise OptionError(f"explain: unknown stage {stage!r}; there are {', '.join(STAGES)}")
-        if not isinstance(why, bool):
-            raise OptionError(f"explain: why={why!r}: expected True or False")
-        if why and stage != "kernels":
-            raise OptionError(f"explain: why=True goes with stage 'kernels', not {stage!r}")
-        return explain(self, stage, why=why)

@@ -103,7 +103,7 @@ def state_lines(model: CompiledGraph) -> list[str]:
         if new is None or new is state:
             how = "not updated by the graph"
         elif copied is None:
-            how = f"updated in place, {_written(program, new)} written a run"
+            how = f"updated in place, {_written(program, new)} written per run"
         else:
             how = f"updated through a copy of {copied.bound():,} B (%{copied.name}): its old value is still being read"
         lines.append(f"state    {state.name}: {TensorType(state.shape, state.dtype, state.encoding)}, {how}")
@@ -145,13 +145,13 @@ def summary(model: CompiledGraph) -> str:
     if made.program is not None:
         kinds = Counter(k.how for k in made.program.run)
         lines.append(
-            f"kernels  {len(made.program.prepare)} in prepare, {len(made.program.run)} a run: " + _listed(kinds)
+            f"kernels  {len(made.program.prepare)} in prepare, {len(made.program.run)} per run: " + _listed(kinds)
         )
         lines.append(f"memory   {model.needs}")
     if (exact := model.__dict__.get("_own_exact")) is not None:
         lines += exact.lines()
     if model.joins is not None:
-        lines.append(f"joins    {model.joins}")
+        lines.append(f"thread barriers: {model.joins}")
     plan = model.plan
     if plan is not None:
         lines.append(f"plan     arena {plan.arena:,} B, lower bound {plan.lower_bound:,} B, saved {plan.saved:,} B")

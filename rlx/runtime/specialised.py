@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -22,8 +22,12 @@ from rlx.options import CompileOptions
 from rlx.runtime.arrays import Views, on_device, snapshot, to_array
 from rlx.runtime.compiled import CompiledGraph, Results
 from rlx.runtime.memory import give_back
+from rlx.runtime.report.shown import Explanation
 from rlx.runtime.trace import RunTrace
 from rlx.runtime.weights import WeightRegistry
+
+if TYPE_CHECKING:
+    from rlx.backends.timing import KernelTime
 
 __all__ = ["ExactSizes", "ItemsSpec", "Specialised", "exact_for", "fixed_values", "specialised"]
 
@@ -222,8 +226,8 @@ class Specialised(CompiledGraph):
         """`run_views` with inputs by position."""
         return self.run_views(arrays)
 
-    def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[tuple[str, str, float]]:
-        """(kind, name, seconds a run) of every kernel of the variant for these inputs."""
+    def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[KernelTime]:
+        """(kind, name, seconds per run) of every kernel of the variant for these inputs."""
         model, fed = self._chosen(self._by_name(inputs))
         return model.profile(fed, repeat)
 
@@ -248,7 +252,7 @@ class Specialised(CompiledGraph):
 
     # ---- what is there
 
-    def explain(self, stage: str = "summary", *, why: bool = False) -> str:
+    def explain(self, stage: str = "summary", *, why: bool = False) -> Explanation:
         """What decides, which variants there are, and that stage of each."""
         lines = [f"input    {spec}" for spec in self.inputs]
         lines.append(f"decides  {', '.join(self.decides)}: read in each run, a compile for each value")
@@ -256,7 +260,7 @@ class Specialised(CompiledGraph):
         for key, made in self._found.items():
             if isinstance(made, CompiledGraph):
                 lines += [f"variant  {self._told[key]} ({self._seconds[key]:.3f} s)", made.explain(stage, why=why)]
-        return "\n".join(lines)
+        return Explanation("\n".join(lines))
 
     def clone(self, *, fresh: bool = False) -> Specialised:
         """Another one over the same weights and code: its variants are clones of those that there are."""

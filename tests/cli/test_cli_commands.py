@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from rlx import passes
 from rlx.backends import backend_named
 from rlx.backends.base import Availability
-from rlx.cli.inputs import invent_extents
+from rlx.cli.inputs import assume_extents
 from rlx.cli.main import COMMANDS, cli
 from rlx.cli.options import dims_of
 from rlx.demo import DIGITS, Digits
@@ -56,7 +56,7 @@ def rlx_json(*args: object) -> Any:
     [
         (["demo"], {"accuracy", "memory", "one", "whole", "kernels"}),
         (["demo", "--device", "reference"], {"accuracy", "one", "whole"}),
-        (["run", MODEL], {"device", "invented", "extents", "outputs"}),
+        (["run", MODEL], {"device", "assumed", "extents", "outputs"}),
         (["bench", MODEL, "--seconds", "0.02", "--device", "reference"], {"run_slots", "run"}),
         (["bench", MODEL, "--seconds", "0.02", "--kernels"], {"compile_s", "run_slots", "run", "memory", "kernels"}),
         (["bench", MODEL, "--seconds", "0.02", "--clones", "1,2", "--scaling", "1,2"], {"clones", "scaling"}),
@@ -159,7 +159,7 @@ def test_an_input_of_one_value(dtype: int, text: str, value: float, shape: tuple
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
     given = f"x={'x'.join(map(str, shape)) or 'scalar'}:{text}"
     made = rlx_json("run", path, "--input", given, "--output-dir", tmp_path)
-    assert not made["invented"]
+    assert not made["assumed"]
     (saved,) = tmp_path.glob("*.npy")
     found = np.load(saved)
     wanted = helper.tensor_dtype_to_np_dtype(dtype)
@@ -211,7 +211,7 @@ def test_run_on_files(tmp_path: Path) -> None:
     images = Digits.load().images[:7]
     np.save(tmp_path / "image.npy", images)
     made = rlx_json("run", MODEL, "--input", f"image={tmp_path / 'image.npy'}", "--output-dir", tmp_path / "out")
-    assert made["invented"] == []
+    assert made["assumed"] == []
     assert made["extents"] == {"batch": 7}
     (row,) = made["outputs"]
     probabilities = np.load(tmp_path / "out" / "probabilities.npy")
@@ -251,21 +251,21 @@ def test_run_refuses_pickles_and_archives(tmp_path: Path) -> None:
         assert name in result.stderr
 
 
-def test_invented_inputs_are_said_and_repeatable() -> None:
+def test_assumed_inputs_are_said_and_repeatable() -> None:
     """Without --input the data depend on the seed only, and every choice is printed."""
     first, same, other = (rlx_json("run", MODEL, "--seed", seed) for seed in (1, 1, 2))
     assert first["outputs"] == same["outputs"] != other["outputs"]
-    assert first["invented"] == ["batch = 1", "image: random f32[1, 1, 8, 8], seed 1"]
-    assert "invented  batch = 1" in rlx("run", MODEL).stdout
+    assert first["assumed"] == ["batch = 1", "image: random f32[1, 1, 8, 8], seed 1"]
+    assert "assumed   batch = 1" in rlx("run", MODEL).stdout
 
 
-def test_invented_sizes_obey_bounds() -> None:
+def test_assumed_sizes_obey_bounds() -> None:
     """A bounded dim gets a size within its bounds, a fixed one its own."""
     assert rlx_json("run", MODEL, "--dims", "batch=5:9")["extents"] == {"batch": 5}
     assert rlx_json("run", MODEL, "--dims", "batch=4")["outputs"][0]["shape"] == [4, 10]
 
 
-def test_invented_sizes_fit_the_model() -> None:
+def test_assumed_sizes_fit_the_model() -> None:
     """Sizes for which a window or a reflected border is too long are enlarged, and equal ones are made equal."""
     g = Graph("audio")
     x = g.input("x", (1, 1, Dim("samples")))
@@ -273,12 +273,12 @@ def test_invented_sizes_fit_the_model() -> None:
     (padded,) = g.add(Pad((0, 0, 40, 0, 0, 0), mode="reflect"), x)
     g.output(g.add(Conv((160,)), padded, g.param("w", (8, 1, 400)))[0])
     g.output(g.add(Add(), other, g.input("more", (1, Dim("c"))))[0])
-    assert invent_extents(g, {}) == {"samples": 512, "a": 3, "b": 16, "c": 16}
-    assert invent_extents(g, {"c": 5}) == {"samples": 512, "a": 3, "b": 5}
+    assert assume_extents(g, {}) == {"samples": 512, "a": 3, "b": 16, "c": 16}
+    assert assume_extents(g, {"c": 5}) == {"samples": 512, "a": 3, "b": 5}
 
 
-def test_an_error_of_invented_sizes_says_so() -> None:
-    """When a run fails at sizes that were invented, the message names them and the way out."""
+def test_an_error_of_assumed_sizes_says_so() -> None:
+    """When a run fails at sizes that were assumed, the message names them and the way out."""
     from rlx.cli.inputs import Inputs, with_hint
     from rlx.errors import ExecutionError
 
@@ -296,7 +296,7 @@ def test_plan_at_bounds_and_at_inputs(tmp_path: Path) -> None:
     assert rlx_json("plan", MODEL, "--input", "image=3x1x8x8")["at"] == {"batch": 3}
     unbounded = rlx_json("plan", MODEL)
     assert unbounded["at"] == {"batch": 1}
-    assert unbounded["invented"] == ["batch = 1"]
+    assert unbounded["assumed"] == ["batch = 1"]
 
 
 def test_plan_draws_a_page_and_searches(tmp_path: Path) -> None:
@@ -510,7 +510,7 @@ def test_inputs_from_an_archive_and_a_picture(tmp_path: Path) -> None:
 
     Image.fromarray(np.full((20, 30, 3), 255, np.uint8)).save(tmp_path / "white.png")
     white = rlx_json("run", MODEL, "--input", f"image={tmp_path / 'white.png'}")
-    assert "image: white.png at 8x8, values 0 to 1" in white["invented"]
+    assert "image: white.png at 8x8, values 0 to 1" in white["assumed"]
     assert white["outputs"] == rlx_json("run", MODEL, "--input", "image=1x1x8x8:1")["outputs"]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,25 +56,11 @@ def test_profile_learns_from_runs() -> None:
     assert "conv" in found.corrections
 
 
-def test_report_is_one_page(folder: Path) -> None:
-    """It needs nothing from elsewhere; its charts are well-formed and have a mark for each kernel."""
-    page = folder / "page.html"
-    assert "kernels" in ran("report", str(DIGITS), "--guess", "--device", "cpu", "--dims", "batch=4", "-o", str(page))
-    text = page.read_text(encoding="utf-8")
-    assert not re.search(r"(src|href)=|@import|url\(", text.replace('xmlns="http', ""))
-    charts = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert len(charts) == 3
-    marks = [ET.fromstring(chart) for chart in charts]
-    assert len(marks[0].findall("circle")) == len(marks[1].findall("rect")) == 7
-    for word in ("Roofline", "Memory", "Device", "named by the caller"):
-        assert word in text
-
-
 def test_explain_prints_the_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every device with its price or its obstacle."""
     monkeypatch.setenv("RLX_DEVICE_POLICY", "only=cpu")
     text = ran("explain", str(DIGITS), "--device", "auto")
-    for word in ("the only one that can run it", "never chosen", "a run", "xla", "mlx"):
+    for word in ("the only one that can run it", "never chosen", "per run", "xla", "mlx"):
         assert word in text
     facts = json.loads(ran("explain", str(DIGITS), "--json"))
     assert facts["decision"]["device"] == "cpu"

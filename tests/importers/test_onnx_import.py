@@ -273,7 +273,11 @@ def test_bounds_reach_the_symbols() -> None:
 @pytest.mark.parametrize(
     "dims, error, message",
     [
-        ({"bach": 4}, OptionError, "'bach' is no dim or input; dims are 'batch', 'w', 'x.2', inputs 'x', 'm'"),
+        (
+            {"bach": 4},
+            OptionError,
+            r"unknown dim 'bach' \(did you mean 'batch'\?\); dims: 'batch', 'w', 'x.2'; inputs: 'x'",
+        ),
         ({"x": (2, 4, None, None)}, ShapeError, "fixes this size to 3"),
         ({"x": (2, (4, 8), None, None)}, ShapeError, "fixes this size to 3"),
         ({"x": (2, 3)}, ShapeError, "has 2 sizes, the input has 4"),
@@ -287,7 +291,7 @@ def test_bounds_reach_the_symbols() -> None:
         ({"m": ("other", 3)}, ShapeError, "has 2 sizes, the input has 4"),
         ({"batch": (4, 2)}, OptionError, "expected an int"),
         ({"batch": -1}, OptionError, "expected an int"),
-        ({3: 4}, OptionError, "3 is no dim or input"),
+        ({3: 4}, OptionError, "unknown dim 3;"),
         ({"batch": 2, "x": (3, 3, None, None)}, OptionError, "'batch' is 3 here and 2 elsewhere"),
     ],
 )

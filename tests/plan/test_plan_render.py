@@ -7,7 +7,8 @@ from xml.etree import ElementTree as ET
 
 from rlx.plan.interval import Interval, Placement
 from rlx.plan.pack import pack
-from rlx.plan.render import letters_for, short_names, to_json, to_svg, to_text, totals
+from rlx.plan.page import to_svg
+from rlx.plan.render import letters_for, short_names, to_json, to_text, totals
 
 INTERVALS = [
     Interval("x<1>", 0, 2, 2048),
@@ -55,7 +56,7 @@ def test_svg_is_well_formed_and_has_a_titled_box_a_buffer() -> None:
     root = ET.fromstring(to_svg(INTERVALS, PLACEMENT))
     titles = [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}title")]
     assert len(titles) == 3  # the empty buffer has no box
-    assert titles[0].startswith("x<1>: 2.00 KiB")
+    assert titles[0].startswith("x<1>\n2.00 KiB")
 
 
 def test_an_empty_plan_renders() -> None:

@@ -296,7 +296,7 @@ def test_rows_put_in_place_and_vectors_become_states() -> None:
         np.testing.assert_array_equal(model.run({"x": x, "at": at})[0], want)
     np.testing.assert_array_equal(model.states["keys"].read(), keys)
     np.testing.assert_array_equal(model.states["h"].read(), h)
-    assert "keys: f32[2, 2, 16, 8], updated in place, 128 B written a run" in model.explain("plan")
+    assert "keys: f32[2, 2, 16, 8], updated in place, 128 B written per run" in model.explain("plan")
 
 
 # ---- what is refused

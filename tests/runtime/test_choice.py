@@ -131,7 +131,7 @@ def test_the_cheapest_is_chosen_and_the_others_are_priced(fakes: dict[str, Fake]
         assert rows[name].fits
     assert "never" in rows["reference"].obstacle
     assert "pip install it" in rows["absent"].obstacle
-    for word in ("results are copied out", "left", "right", "us a run", "guess", "never chosen", "pip install it"):
+    for word in ("results are copied out", "left", "right", "us per run", "guess", "never chosen", "pip install it"):
         assert word in str(d)
     assert rlx.choose(graph(1 << 16)).device == "right"
 

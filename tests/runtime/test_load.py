@@ -123,7 +123,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
         (None, {}, OptionError, "got NoneType"),
         (path, {"thread": 1}, OptionError, "unknown option 'thread'"),
         (path, {"device": "tpu"}, OptionError, "unknown device 'tpu'"),
-        (path, {"dims": {"seq": 1}}, OptionError, "'seq' is no dim or input; dims are 'batch'"),
+        (path, {"dims": {"seq": 1}}, OptionError, "unknown dim 'seq'; dims: 'batch'"),
         (path, {"dims": {"x": (2, 4)}}, ShapeError, "the file fixes this size to 3"),
     ]
     for source, options, error, text in cases:

@@ -143,7 +143,7 @@ def test_options_change_no_bit(options: dict[str, Any]) -> None:
         ({"debug": 1}, "debug=1"),
         ({"cache_dir": 5}, "cache_dir=5: expected a folder"),
         ({"dims": [("n", 4)]}, "dims=.*expected a mapping"),
-        ({"dims": {"m": 4}}, "no dim or input 'm'; there are 'n', 'x'"),
+        ({"dims": {"m": 4}}, "unknown dim 'm'; dims: 'n'; inputs: 'x'"),
         ({"dims": {"n": "4"}}, "expected a size, or"),
         ({"dims": {"n": True}}, "expected a size, or"),
     ],

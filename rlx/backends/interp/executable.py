@@ -17,6 +17,7 @@ from rlx.backends.interp.anchors import sizes
 from rlx.backends.interp.kernels import Function, code_of
 from rlx.backends.interp.memory import DEVICE_MEMORY, HOST_MEMORY, SPACE, Held, Queues
 from rlx.backends.states import StatefulExecutable
+from rlx.backends.timing import KernelTime, Timer, kernel_times
 from rlx.boundary import bounded
 from rlx.errors import ExecutionError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES, pack, unpack
@@ -376,22 +377,25 @@ class InterpExecutable(StatefulExecutable[Tensor]):
     def profiled(self) -> Sequence[Kernel]:
         return [phase.kernel for phase in self.code.table.phases]
 
-    def profile(self, inputs: Sequence[Tensor], repeat: int) -> list[tuple[str, str, float]]:
+    def profile(self, inputs: Sequence[Tensor], repeat: int) -> list[KernelTime]:
+        kernels = self.profiled
         with self.taken():
             states, kept = {root: self.places[root] for root in self.program.states}, dict(self.kept)
-            taken = []  # seconds of each phase, by run; that of the first, which prepares, does not count
+
+            def once() -> tuple[list[float], list[float]]:
+                self.places |= {root: SPACE.copy(held) for root, held in states.items()}
+                self.spent = spent = [0.0] * len(kernels)
+                self.run_all(inputs)
+                return spent, [0.0] * len(kernels)  # a queue's thread has a clock of its own: not known
+
+            timer = Timer(repeat)
             try:
-                for _ in range(repeat + 1):
-                    self.places |= {root: SPACE.copy(held) for root, held in states.items()}
-                    self.spent = [0.0] * len(self.profiled)
-                    self.run_all(inputs)
-                    taken.append(self.spent)
+                once()  # which prepares
+                timer.run(once)
             finally:
                 self.spent, self.kept = None, kept
                 self.places |= states
-        seconds = np.median(taken[1:], axis=0)
-        pairs = zip(self.profiled, seconds, strict=True)
-        return [(k.how, f"{k.name} [{k.label}]", float(s)) for k, s in pairs]
+        return kernel_times(timer, [k.how for k in kernels], [f"{k.name} [{k.label}]" for k in kernels])
 
 
 def stored(root: Buffer, array: HostArray) -> tuple[Any, HostArray]:

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from rlx.ir.shape import Dim, evaluate, symbols
 from rlx.ops.control import If, While
 from rlx.options import CompileOptions
 from rlx.records import cached_property
+
+if TYPE_CHECKING:
+    from rlx.backends.timing import KernelTime
 
 __all__ = ["KEPT", "ArrayBackend", "ArrayExecutable"]
 
@@ -246,7 +249,7 @@ class ArrayExecutable(StatefulExecutable[Tensor]):
     def clone(self, fresh: bool = False) -> Executable[Tensor]:
         raise self.refusal("clone", "compile the graph again")
 
-    def profile(self, inputs: Sequence[Tensor], repeat: int) -> list[tuple[str, str, float]]:
+    def profile(self, inputs: Sequence[Tensor], repeat: int) -> list[KernelTime]:
         instead = f"{self.device} doesn't tell its kernels apart; policy='needs=profile' chooses a device that does"
         raise self.refusal("profile", instead)
 

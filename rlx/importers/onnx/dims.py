@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rlx.errors import OptionError, ShapeError
+from rlx.errors import OptionError, ShapeError, unknown_dim
 from rlx.importers.onnx.model import ValueInfo
 from rlx.ir.shape import Dim, Shape, Size, check_text, symbols
 
@@ -161,9 +161,7 @@ def _declared(inputs: Sequence[ValueInfo]) -> dict[str, tuple[int | str, ...]]:
 def unknown_dims(given: Iterable[str], inputs: Sequence[ValueInfo], produced: Iterable[str]) -> OptionError:
     """The error for the first name in `dims` that means nothing."""
     known = {size for shape in _declared(inputs).values() for size in shape if isinstance(size, str)} | set(produced)
-    dims = ", ".join(map(repr, sorted(known))) or "none"
-    names = ", ".join(repr(i.name) for i in inputs)
-    return OptionError(f"dims: {next(iter(given))!r} is no dim or input; dims are {dims}, inputs {names}")
+    return unknown_dim(next(iter(given)), sorted(known), (info.name for info in inputs))
 
 
 def _settle(sizes: dict[str, Size], name: str, bound: Bound, what: str) -> None:

@@ -1,36 +1,36 @@
-"""The HTML report of a compiled graph: roofline chart, a bar for each kernel, the arena, the decision; one file."""
+"""The report of a compiled graph, as a page and as JSON: each part says what it shows."""
 
 from __future__ import annotations
 
-import math
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
+from typing import TYPE_CHECKING, Any
 
+from rlx import html
+from rlx.cost.model import kind_of
 from rlx.disk import saving
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array
-from rlx.plan.arena import MemoryPlan
-from rlx.plan.render import short_name
-from rlx.runtime.choice import Decision, usual_extents
-from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.report.rooflines import KernelRow, Rooflines, rooflines
-from rlx.units import seconds_text
+from rlx.plan.page import map_of
+from rlx.runtime.choice import usual_extents
+from rlx.runtime.report.charts import MOST, bars, kinds_of, roofline, timeline
+from rlx.runtime.report.picture import boxes_of, nodes_of, picture
+from rlx.runtime.report.rooflines import Rooflines, rooflines
+from rlx.runtime.trace import RunTrace
+from rlx.units import bytes_text, seconds_text
 
-__all__ = ["report_page", "write_report"]
+if TYPE_CHECKING:
+    from rlx.runtime.compiled import CompiledGraph
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 760, 360, 70, 40
-COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e")
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 62em; padding: 0 1em; color: #222;
-  background: #fff }
-svg { max-width: 100%; height: auto } svg text { font: 12px system-ui, sans-serif; fill: #333 }
-pre { background: #f5f5f5; padding: 1em; overflow-x: auto } h1, h2 { font-weight: 600 }
-table { border-collapse: collapse } td, th { padding: 0.2em 0.8em; text-align: right; border-bottom: 1px solid #ddd }
-td:nth-child(-n+2), th:nth-child(-n+2) { text-align: left }
-"""
-MOST = 40  # kernels that are drawn as bars
-LETTERS = 28  # of a kernel's name beside its bar
+__all__ = ["report_json", "report_page", "write_report"]
+
+GUESS = '<span class="guess">guess</span>'
+PARTS = {
+    "kernels": "Kernels", "roofline": "Roofline", "timeline": "Timeline", "memory": "Memory", "map": "Memory map",
+    "graph": "Graph", "device": "Device",
+}  # fmt: skip
 
 
 def write_report(
@@ -41,114 +41,180 @@ def write_report(
     shapes = {} if arrays is None else {s.name: a.shape for s, a in zip(model.inputs, arrays, strict=True)}
     at = usual_extents(graph, bind_extents(graph, shapes))
     found = rooflines(model, arrays, at=at, threads=threads, calibrate=False)
-    page = report_page(graph.name, found, model.plan, model.decision)
+    page = report_page(graph.name, model, found)
     with saving(path, "report") as file:
         file.write(page.encode())
 
 
-def report_page(title: str, found: Rooflines, plan: MemoryPlan | None, decision: Decision | None) -> str:
-    """The page as HTML that needs nothing else."""
+def report_json(model: CompiledGraph, found: Rooflines, assumed: Sequence[str] = ()) -> dict[str, Any]:
+    """What the page shows, as JSON values: sizes in bytes, times in seconds."""
+    plan, memory, decision = model.plan, model.memory, model.decision
+    timed = RunTrace.of(model.compilation.leaves.name, model.device, found.timed)
+    return {
+        "model": timed.model,
+        "assumed": list(assumed),
+        **found.to_dict(),
+        "timeline": [
+            {"kernel": n, "thread": thread, "start": start, "seconds": seconds}
+            for n, thread, start, seconds in timed.spans()
+        ],
+        "memory": None if memory is None else memory.to_dict(),
+        "plan": None if plan is None else json.loads(plan.to_json()),
+        "decision": None if decision is None else decision.to_dict(),
+    }
+
+
+def report_page(title: str, model: CompiledGraph, found: Rooflines, assumed: Sequence[str] = ()) -> str:
+    """The page; it needs no other file. `assumed` lists sizes and inputs that nobody gave."""
+    made = {name: "".join(parts) for name, parts in _sections(model, found).items()}
+    links = "".join(f'<a href="#{name}">{PARTS[name]}</a>' for name in PARTS if made[name])
+    head = f"<h1>{escape(title)}</h1>{_summary(model, found, assumed)}<nav>{links}</nav>"
+    return html.page(title, head + "".join(html.section(name, PARTS[name], made[name]) for name in PARTS if made[name]))
+
+
+def _sections(model: CompiledGraph, found: Rooflines) -> dict[str, Iterator[str]]:
+    return {
+        "kernels": _kernels(found),
+        "roofline": _roofline(found),
+        "timeline": _timeline(model, found),
+        "memory": _memory(model),
+        "map": _map(model),
+        "graph": _graph(model, found),
+        "device": _device(model),
+    }
+
+
+def _summary(model: CompiledGraph, found: Rooflines, assumed: Sequence[str]) -> str:
     p, io = found.prediction, found.io
-    how = "a guess" if p.guessed else "calibrated"
-    facts = (
-        f"On {escape(io.device)}: {_time(p.seconds)} a run predicted ({_time(p.low)} to {_time(p.high)}, {how}); "
-        f"{io.launches:,} launches ({io.launches_before:,} without fusion), {io.syncs:,} sync points, "
-        f"{io.read_bytes + io.written_bytes:,} B moved, {io.flops:,} flops."
+    measured = sum(r.measured or 0.0 for r in found.rows)
+    sizes = ", ".join(f"{name} = {n}" for name, n in p.at.items())
+    pairs: dict[str, object] = {
+        "device": io.device,
+        "sizes": sizes,
+        "assumed, not given": "; ".join(assumed),
+        "predicted": f"{seconds_text(p.seconds)} per run; nine of ten between {seconds_text(p.low)} and "
+        f"{seconds_text(p.high)} ({_by(p.guessed)})",
+        "measured": f"{seconds_text(measured)} in kernels, one after the other" if measured else "",
+        "launches": f"{io.launches:,} (without fusion {io.launches_before:,}); sync points {io.syncs:,}",
+        "thread barriers": "" if model.joins is None else str(model.joins),
+        "moved": f"{bytes_text(io.read_bytes)} read, {bytes_text(io.written_bytes)} written; {io.flops:,} flops",
+    }
+    note = (
+        f"<p>{GUESS} Nobody measured what this device can do: predicted times, ceilings and parts of the roofline are "
+        "guesses. <code>rlx calibrate</code> measures it.</p>"
+        if p.guessed
+        else ""
     )
-    parts = [
-        f"<h1>{escape(title)}</h1><p>{facts}</p>",
-        "<h2>Roofline</h2>",
-        _roofline(found),
-        "<h2>Kernels</h2>",
-        _bars(found.rows),
-        _table(found.rows),
-    ]
-    if plan is not None:
-        parts += ["<h2>Memory</h2>", plan.to_svg()]
-    if decision is not None:
-        parts += ["<h2>Device</h2>", f"<pre>{escape(str(decision))}</pre>"]
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+    return html.facts(pairs) + note
 
 
-def _time(seconds: float) -> str:
-    return seconds_text(seconds).replace("us", "µs")
+def _by(guessed: bool) -> str:
+    return "a guess: the device is not calibrated" if guessed else "by the calibration of the device"
 
 
-def _roofline(found: Rooflines) -> str:
-    """Flops a second over flops a byte, both logarithmic; measured kernels, else predicted ones."""
-    c = found.ceilings
-    slow = min(rate for _, rate in c.bandwidth)
-    fast = max(rate for _, rate in c.bandwidth)
-    points = [(r, r.flops / r.bytes, r.flops / (r.measured or r.predicted)) for r in found.rows if r.flops and r.bytes]
-    xs = [x for _, x, _ in points] + [0.1, c.flops / slow]
-    ys = [y for *_, y in points] + [c.flops, c.flops / 1e3]
-    low_x, high_x = math.floor(math.log10(min(xs))), math.ceil(math.log10(max(xs)))
-    low_y, high_y = math.floor(math.log10(min(ys))), math.ceil(math.log10(max(ys)))
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = (math.log10(x) - low_x) / max(high_x - low_x, 1)
-        up = (math.log10(y) - low_y) / max(high_y - low_y, 1)
-        return LEFT + across * (WIDTH - LEFT - 20), (HEIGHT - BOTTOM) - up * (HEIGHT - BOTTOM - 15)
-
-    lines = []
-    for e in range(low_x, high_x + 1):
-        x, y = place(10.0**e, 10.0**low_y)
-        lines.append(f'<text x="{x:.1f}" y="{y + 18:.1f}" text-anchor="middle">{10.0**e:g}</text>')
-    for e in range(low_y, high_y + 1):
-        x, y = place(10.0**low_x, 10.0**e)
-        lines.append(f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{WIDTH - 20}" y2="{y:.1f}" stroke="#eee"/>')
-        lines.append(f'<text x="{x - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{10.0**e / 1e9:g}</text>')
-    for rate, dash in ((fast, "4 3"), (slow, "none")):
-        corners = [(10.0**low_x, 10.0**low_x * rate), (c.flops / rate, c.flops), (10.0**high_x, c.flops)]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(x, max(y, 10.0**low_y)) for x, y in corners))
-        lines.append(f'<polyline points="{path}" fill="none" stroke="#444" stroke-dasharray="{dash}"/>')
-    for row, x, y in points:
-        at_x, at_y = place(x, y)
-        text = escape(f"{row.name} ({row.kind}): {y / 1e9:.3g} Gflop/s at {x:.3g} flops a byte")
-        colour = _colour(row, found.rows)
-        lines.append(
-            f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="4" fill="{colour}" fill-opacity="0.75"><title>{text}</title>'
-            "</circle>"
+def _kernels(found: Rooflines) -> Iterator[str]:
+    rows, kinds = found.rows, kinds_of(found.rows)
+    disturbed = sum(r.disturbed for r in rows)
+    what = "measured" if any(r.measured for r in rows) else "predicted"
+    cut = f" The {MOST} longest of {len(rows)}." if len(rows) > MOST else ""
+    yield f'<p class="soft">The {what} time of each kernel; the upright line is what was predicted.{cut}</p>'
+    if disturbed:
+        yield (
+            f'<p class="warn">{disturbed} of {len(rows)} kernels are disturbed (?, dashed): other programs had the '
+            "processor, and their times may be too long.</p>"
         )
-    lines.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 4}" text-anchor="middle">flops a byte</text>')
-    middle = (HEIGHT - BOTTOM) / 2
-    lines.append(f'<text transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle">Gflop/s</text>')
-    label = "Roofline: flops a second of each kernel over its flops a byte"
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(lines)}</svg>'
+    yield html.legend(kinds)
+    yield f'<div class="wide">{bars(rows)}</div>'
+    guess = " (guess)" if found.prediction.guessed else ""
+    head = (
+        "kernel",
+        "kind",
+        f"predicted{guess}",
+        "measured",
+        "spread",
+        f"of the roofline{guess}",
+        "bound by",
+        "bytes",
+        "flops",
+    )
+    cells = [
+        (
+            r.name, r.kind, seconds_text(r.predicted),
+            "" if r.measured is None else f"{'? ' if r.disturbed else ''}{seconds_text(r.measured)}",
+            "" if r.measured is None else seconds_text(r.spread),
+            "" if r.fraction is None else f"{r.fraction:.0%}", r.bound, f"{r.bytes:,}", f"{r.flops:,}",
+        )
+        for r in rows
+    ]  # fmt: skip
+    yield f"<details><summary>All {len(rows)} kernels as a table</summary>"
+    yield html.table(cells, head, right=(2, 3, 4, 5, 7, 8))
+    yield "</details>"
 
 
-def _colour(row: KernelRow, rows: tuple[KernelRow, ...]) -> str:
-    kinds = list(dict.fromkeys(r.kind for r in rows))
-    return COLOURS[kinds.index(row.kind) % len(COLOURS)]
+def _roofline(found: Rooflines) -> Iterator[str]:
+    guess = f" {GUESS} These ceilings are guesses: a dot above them shows that." if found.ceilings.guessed else ""
+    yield (
+        '<p class="soft">A dot is a kernel. The lines are what the device can do: the rising ones what memory and '
+        "caches deliver, the level one what the arithmetic units do. A dot far below the line has time to gain; left "
+        f"of the bend a kernel waits for memory, right of it for arithmetic.{guess}</p>"
+    )
+    yield html.legend(kinds_of(found.rows))
+    yield f'<div class="wide">{roofline(found.rows, found.ceilings)}</div>'
 
 
-def _bars(rows: tuple[KernelRow, ...]) -> str:
-    """A bar for each of the longest kernels: measured (or predicted) time, a tick where it was predicted."""
-    ordered = sorted(rows, key=lambda r: -(r.measured or r.predicted))[:MOST]
-    if not ordered:
-        return "<p>No kernels: nothing is computed.</p>"
-    longest = max(max(r.measured or 0.0, r.predicted) for r in ordered)
-    lines = []
-    for i, row in enumerate(ordered):
-        y, taken = 18 * i + 4, row.measured or row.predicted
-        width = 420 * taken / longest
-        tick = 220 + 420 * row.predicted / longest
-        label = escape(short_name(row.name, LETTERS))
-        lines.append(f'<text x="214" y="{y + 10}" text-anchor="end">{label}</text>')
-        lines.append(f'<rect x="220" y="{y}" width="{width:.1f}" height="12" fill="{_colour(row, rows)}"/>')
-        lines.append(f'<line x1="{tick:.1f}" y1="{y - 2}" x2="{tick:.1f}" y2="{y + 14}" stroke="#000"/>')
-        lines.append(f'<text x="{max(226 + width, tick + 6):.1f}" y="{y + 10}">{_time(taken)}</text>')
-    height = 18 * len(ordered) + 8
-    label = "Time of each kernel; the tick is what was predicted"
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{"".join(lines)}</svg>'
+def _timeline(model: CompiledGraph, found: Rooflines) -> Iterator[str]:
+    trace = RunTrace.of(model.compilation.leaves.name, model.device, found.timed)
+    if not trace.rows:
+        return
+    kinds = kinds_of(found.rows)
+    yield (
+        '<p class="soft">The kernels of a run, end to end, and what each thread did of them: a gap in a thread is time '
+        "in which it waits for others. Runs that are not timed have kernels side by side where they may. "
+        "<code>rlx profile MODEL --trace run.json</code> writes this for ui.perfetto.dev.</p>"
+    )
+    kind_at = [kind_of(kernel) for kernel in model.compilation.executable.profiled]
+    yield f'<div class="wide">{timeline(trace, [*kinds, *(set(kind_at) - set(kinds))], kind_at)}</div>'
 
 
-def _table(rows: tuple[KernelRow, ...]) -> str:
-    lines = ["<tr><th>kernel<th>kind<th>predicted<th>measured<th>of the roofline<th>bytes<th>flops</tr>"]
-    for r in rows:
-        measured = "" if r.measured is None else _time(r.measured)
-        fraction = "" if r.fraction is None else f"{r.fraction:.0%}"
-        cells = (escape(r.name), escape(r.kind), _time(r.predicted), measured, fraction, f"{r.bytes:,}", f"{r.flops:,}")
-        lines.append("<tr>" + "".join(f"<td>{cell}" for cell in cells) + "</tr>")
-    return f"<table>{''.join(lines)}</table>"
+def _memory(model: CompiledGraph) -> Iterator[str]:
+    predicted = None if model.memory is None else model.memory.predicted
+    if predicted is not None:
+        yield predicted.to_table()
+        memory = model.memory
+        assert memory is not None
+        if memory.residual is not None:
+            yield (
+                f"<p>This process was predicted to grow by {bytes_text(memory.predicted_bytes)} and grew by "
+                f"{bytes_text(memory.measured)}.</p>"
+            )
+        return
+    needs = model.needs
+    if needs is None:
+        return
+    names = {"params": needs.params, "packed weights": needs.prepared, "constants": needs.constants}
+    names |= {"states": needs.states, "activations and outputs": needs.arena or 0}
+    yield html.table(
+        [(n, bytes_text(b), f"{b:,} B") for n, b in names.items() if b], ("part", "size", ""), right=(1, 2)
+    )
+
+
+def _map(model: CompiledGraph) -> Iterator[str]:
+    plan = model.plan
+    if plan is not None:
+        yield map_of(plan.intervals, plan.placement, base_alignment=plan.alignment, steps=plan.steps)
+
+
+def _graph(model: CompiledGraph, found: Rooflines) -> Iterator[str]:
+    made = model.compilation
+    boxes = nodes_of(made.source) if made.program is None else boxes_of(made.program)
+    what = "node" if made.program is None else "kernel"
+    yield (
+        f'<p class="soft">A box is a {what}, a line a tensor; its type and shape are under the pointer. Drag to move; '
+        "zoom by the buttons, or by the wheel with Ctrl.</p>"
+    )
+    yield picture(boxes, kinds_of(found.rows))
+
+
+def _device(model: CompiledGraph) -> Iterator[str]:
+    if model.decision is not None:
+        yield model.decision.to_table()

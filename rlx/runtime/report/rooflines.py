@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rlx.backends import backend_named
+from rlx.backends.timing import KernelTime
 from rlx.cost.ceilings import Ceilings
 from rlx.cost.io_profile import IoProfile, profile_of
 from rlx.cost.kept import ceilings_of, refine
@@ -25,7 +26,8 @@ __all__ = ["KernelRow", "Rooflines", "learn", "rooflines"]
 @dataclass(frozen=True)
 class KernelRow:
     """A kernel: predicted and measured seconds (None where the device can't tell) and the shortest that its flops and
-    bytes allow at the device's ceilings; `plain` and `sizes` as in `KernelCost`."""
+    bytes allow at the device's ceilings; `plain` and `sizes` as in `KernelCost`, `spread` and `disturbed` as in
+    `CompiledGraph.profile`."""
 
     kind: str
     name: str
@@ -37,6 +39,8 @@ class KernelRow:
     flops: int
     plain: float = 0.0
     sizes: tuple[int, ...] = ()
+    spread: float = 0.0
+    disturbed: bool = False
 
     @property
     def fraction(self) -> float | None:
@@ -52,6 +56,7 @@ class Rooflines:
     io: IoProfile
     prediction: Prediction
     ceilings: Ceilings
+    timed: tuple[KernelTime, ...] = ()  # as `CompiledGraph.profile` gives it, in the order of a run
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -78,22 +83,26 @@ def rooflines(
     ceilings = ceilings_of(model.device, threads, measure=calibrate)
     prediction = predict_lowered(lowered, ceilings, at, pace=ceilings.present_pace())
     io = profile_of(lowered, model.device, backend.unified, backend.merges, at=at)
-    times: list[float | None] = [None] * len(prediction.kernels)
+    times: list[list[KernelTime]] = [[]] * len(prediction.kernels)
+    timed: list[KernelTime] = []
     if inputs is not None and "profile" in model.capabilities and made.program is not None:
-        total: dict[Kernel, float] = {}
-        for kernel, (*_, seconds) in zip(made.executable.profiled, model.profile(inputs, repeat), strict=True):
-            total[kernel] = total.get(kernel, 0.0) + seconds
+        timed = model.profile(inputs, repeat)
+        total: dict[Kernel, list[KernelTime]] = {}
+        for kernel, row in zip(made.executable.profiled, timed, strict=True):
+            total.setdefault(kernel, []).append(row)
         if len(total) == len(made.program.run):  # a stored program is read apart from its code: the order is the same
             taken = dict(zip(made.program.run, total.values(), strict=True))
             times = [taken[kernel] for kernel in needed(made.program, None)]
-    rows = [
-        KernelRow(
-            k.kind, k.nodes or k.name, k.seconds, t, _least(k.flops, k.read_bytes + k.written_bytes, ceilings),
-            k.bound, k.read_bytes + k.written_bytes, k.flops, k.plain, k.sizes,
-        )
-        for k, t in zip(prediction.kernels, times, strict=True)
-    ]  # fmt: skip
-    return Rooflines(tuple(rows), io, prediction, ceilings)
+    rows = []
+    for k, timed_rows in zip(prediction.kernels, times, strict=True):
+        moved = k.read_bytes + k.written_bytes
+        made_row = KernelRow(
+            k.kind, k.nodes or k.name, k.seconds, sum(t[2] for t in timed_rows) if timed_rows else None,
+            _least(k.flops, moved, ceilings), k.bound, moved, k.flops, k.plain, k.sizes,
+            sum(t.spread for t in timed_rows), any(t.disturbed for t in timed_rows),
+        )  # fmt: skip
+        rows.append(made_row)
+    return Rooflines(tuple(rows), io, prediction, ceilings, tuple(timed))
 
 
 def _least(flops: int, moved: int, c: Ceilings) -> float:

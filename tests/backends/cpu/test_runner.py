@@ -123,11 +123,39 @@ def test_the_profile_adds_up_time_of_each_phase(kernels: dict[str, int]) -> None
     profile = block.profile
     assert profile is not None
     block.run()
-    before = block.profiled(2)
-    assert before[1] > before[0] > 0
+    took, used, visits, began = before = block.profiled(2).T
+    assert took[1] > took[0] > 0
+    assert (used >= 0).all()
+    assert visits.tolist() == [1, 1]
+    assert began[0] + took[0] <= began[1]
+    block.run()
+    assert block.profiled(2)[:, 2].tolist() == [2, 2]
+    before = profile.copy()
     block.disable_profile()
     block.run()
     np.testing.assert_array_equal(profile, before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_profile_tells_threads_apart(kernels: dict[str, int], threads: int) -> None:
+    """Every chunk is counted once, by the thread that ran it, and lies within its phase; the results are the same."""
+    out = np.zeros(40, np.int64)
+    mark, burn = words(out), words(0, 1_000)
+    block = RunBlock([(kernels["mark"], mark.ctypes.data, 40), (kernels["burn"], burn.ctypes.data, 1)], threads=threads)
+    block.enable_profile()
+    assert block.run() == 0
+    assert out.tolist() == [1] * 40
+    cells, rows = block.threads_apart(2), block.profiled(2)
+    assert cells.shape == (2, threads, 6)
+    assert cells[:, :, 3].sum(axis=1).tolist() == [40, 0]
+    for (took, _, _, began), phase in zip(rows, cells, strict=True):
+        for first, last, busy, chunks, used, used_end in phase:
+            assert used <= used_end
+            assert not chunks or began <= first <= last <= began + took
+            assert 0 <= busy <= last - first
+    block.set_phases([(kernels["mark"], mark.ctypes.data, 3)])
+    assert block.run() == 0
+    assert block.threads_apart(1)[0, :, 3].sum() == 3
 
 
 def test_a_busy_block_is_not_run_again(kernels: dict[str, int]) -> None:

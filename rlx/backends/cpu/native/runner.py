@@ -16,6 +16,8 @@ from rlx.arithmetic import usual_arithmetic
 from rlx.backends.cpu.native.pool import aligned_words, pool
 from rlx.backends.cpu.native.runner_ir import (
     BUSY,
+    CELL_WORDS,
+    CELLS,
     CHECK_EVERY_NS,
     CHECK_NS,
     CPYTHON,
@@ -28,6 +30,7 @@ from rlx.backends.cpu.native.runner_ir import (
     PHASES,
     POOL,
     PROFILE,
+    PROFILE_WORDS,
     RELEASE_GIL,
     STATUS,
     THREAD_STATE,
@@ -109,6 +112,7 @@ class RunBlock:
         self.address = self.words.ctypes.data
         self.user = self.words[USER_WORDS:]
         self.profile: NDArray[np.int64] | None = None
+        self.cells: NDArray[np.int64] | None = None
         self.words[POOL] = pool.address
         self.words[CHECK_NS] = CHECK_EVERY_NS
         self.words[LOOK] = self.native.look
@@ -182,18 +186,34 @@ class RunBlock:
         self.words[PARALLEL] = is_parallel(self.table)
 
     def enable_profile(self) -> None:
-        """Makes runs add up the nanoseconds of every phase, from 0 on."""
-        self.profile = aligned_words(len(self.table))
+        """Makes runs add up what every phase takes, and what each thread does of those with several chunks."""
+        phases = len(self.table)
+        self.profile = aligned_words(phases * PROFILE_WORDS).reshape(-1, PROFILE_WORDS)
+        self.cells = aligned_words(phases * self.threads * CELL_WORDS).reshape(phases, self.threads, CELL_WORDS)
+        bytes_each = self.threads * CELL_WORDS * self.cells.itemsize
+        for number, row in enumerate(self.profile):
+            row[CELLS] = self.cells.ctypes.data + number * bytes_each
         self.words[PROFILE] = self.profile.ctypes.data
 
     def profiled(self, phases: int) -> NDArray[np.int64]:
-        """The nanoseconds of the first phases since `enable_profile`, or since the table was last set."""
+        """[phases, 4] since `enable_profile`, or since the table was last set.
+
+        What each took and the processor time of the caller in it, in ns; its visits; the clock when the first began.
+        """
         assert self.profile is not None
-        return self.profile[:phases].copy()
+        return self.profile[:phases, :4].copy()
+
+    def threads_apart(self, phases: int) -> NDArray[np.int64]:
+        """[phases, threads, 6] of phases with several chunks, 0 of others.
+
+        When a thread's first chunk began and its last ended, ns in chunks, how many; processor time at the first two.
+        """
+        assert self.cells is not None
+        return self.cells[:phases, :, :6].copy()
 
     def disable_profile(self) -> None:
         self.words[PROFILE] = 0
-        self.profile = None
+        self.profile = self.cells = None
 
     def acquire(self, waits: bool = False) -> None:
         """Takes the block, to change or run it. Raises BusyError when another thread has it, unless told to wait.

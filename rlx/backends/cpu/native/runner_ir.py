@@ -37,13 +37,17 @@ from typing import Any
 
 from rlx.backends.cpu.jit import load as loader
 from rlx.backends.cpu.native.pool_ir import START, STATE, filled, pool_ir
+from rlx.backends.cpu.native.profile_ir import PROFILE_IR
 
 __all__ = [
     "BUSY_STATUS",
+    "CELLS",
+    "CELL_WORDS",
     "CPYTHON",
     "ERROR_KINDS",
     "INTERRUPTED_STATUS",
     "MIDWAY",
+    "PROFILE_WORDS",
     "RUNTIME",
     "USER_WORDS",
     "Native",
@@ -57,7 +61,7 @@ PHASES = 9  # address of the phase table
 PHASE_COUNT = 10
 THREADS = 11
 POOL = 12  # address of the pool's memory
-PROFILE = 13  # address of one i64 a phase that gets its nanoseconds, or 0
+PROFILE = 13  # address of a row for each phase, see below, or 0
 PARALLEL = 14  # whether a phase has more than one chunk: take a pool slot at once
 RELEASE_GIL = 15
 THREAD_STATE = 16  # CPython's, while the GIL is released, else 0
@@ -80,6 +84,13 @@ KNOWN, EXTENT, ASK = range(3)  # words of `rlx_extent`: where the number is, wha
 
 PHASE_WORDS = 4  # function, words, nchunks, job
 JOB = 3  # 0, or the address of a job: this phase and some after it, which run side by side
+
+# Words of a phase's row in a profile.
+TOOK, USED, VISITS, BEGAN = range(4)  # ns of it; processor time of the caller; how often it ran; when first
+TIMED_FN, TIMED_WORDS = 4, 5  # of a phase with several chunks: what `timed` calls
+CELLS = 6  # the address of a cell for each worker: first start, last end, ns in chunks, chunks, and the processor time
+#            that the worker's thread had used at the first two
+PROFILE_WORDS, CELL_WORDS = 8, 8
 
 INDEX_OUT_OF_RANGE, DIVISION_BY_ZERO, GUARD_FAILED, EXTENT_BEYOND_BOUND, HOST_CALL_RAISED, NAN_TRAPPED = range(1, 7)
 ERROR_KINDS = {
@@ -263,6 +274,7 @@ begin:
   %slot0 = phi ptr [ null, %entry ], [ %slot.early, %early ]
   br i1 %profiled, label %stamp, label %loop
 stamp:
+  %c0 = call i64 @time_of(i32 $THREAD_CLOCK)
   %t0 = call i64 @now()
   br label %loop
 
@@ -271,6 +283,7 @@ loop:
   %slot = phi ptr [ %slot0, %begin ], [ %slot0, %stamp ], [ %slot.next, %again ]
   %chunks = phi i64 [ 0, %begin ], [ 0, %stamp ], [ %chunks.next, %again ]
   %time = phi i64 [ 0, %begin ], [ %t0, %stamp ], [ %time.next, %again ]
+  %cpu = phi i64 [ 0, %begin ], [ %c0, %stamp ], [ %cpu.next, %again ]
   %inside = icmp ult i64 %index, %count
   br i1 %inside, label %phase, label %end
 
@@ -305,9 +318,23 @@ side.by.side:
   call void @pool_run(ptr %pool, ptr %slot.jobs, ptr @beside, ptr %chunks.p, ptr %ctx, i64 %n.job, i64 %threads)
   br label %after
 alone:
-  %fn = load ptr, ptr %fn.p, align 8
-  %words = load ptr, ptr %words.p, align 8
+  %fn.own = load ptr, ptr %fn.p, align 8
+  %words.own = load ptr, ptr %words.p, align 8
   %n = load i64, ptr %n.p, align 8
+  %row.number = mul i64 %index, $PROFILE_WORDS
+  %row = getelementptr i64, ptr %profile, i64 %row.number
+  %shared = icmp sgt i64 %n, 1
+  %apart = and i1 %profiled, %shared
+  br i1 %apart, label %wrap, label %go
+wrap:
+  %timed.fn.p = getelementptr i64, ptr %row, i64 $TIMED_FN
+  %timed.words.p = getelementptr i64, ptr %row, i64 $TIMED_WORDS
+  store ptr %fn.own, ptr %timed.fn.p, align 8
+  store ptr %words.own, ptr %timed.words.p, align 8
+  br label %go
+go:
+  %fn = phi ptr [ %fn.own, %alone ], [ @timed, %wrap ]
+  %words = phi ptr [ %words.own, %alone ], [ %row, %wrap ]
   %one = icmp eq i64 %n, 1
   br i1 %one, label %direct, label %not.one
 direct:
@@ -358,13 +385,14 @@ fine:
 measure:
   %t1 = call i64 @now()
   %took = sub i64 %t1, %time
-  %cell = getelementptr i64, ptr %profile, i64 %index
-  %sum = load i64, ptr %cell, align 8
-  %sum.next = add i64 %sum, %took
-  store i64 %sum.next, ptr %cell, align 8
+  %c1 = call i64 @time_of(i32 $THREAD_CLOCK)
+  %used = sub i64 %c1, %cpu
+  call void @note_phase(ptr %profile, i64 %index, i64 %time, i64 %took, i64 %used)
+  %t2 = call i64 @now()
   br label %tick
 tick:
-  %time.next = phi i64 [ %time, %fine ], [ %t1, %measure ]
+  %time.next = phi i64 [ %time, %fine ], [ %t2, %measure ]
+  %cpu.next = phi i64 [ %cpu, %fine ], [ %c1, %measure ]
   %ran = call i64 @llvm.smax.i64(i64 %n.ran, i64 1)
   %chunks.sum = add i64 %chunks, %ran
   %enough = icmp sge i64 %chunks.sum, $CHECK_EVERY_CHUNKS
@@ -495,8 +523,9 @@ def runtime_ir(*, futex: bool | None = None, cpython: bool = CPYTHON) -> str:
     )
 
     floats, usual = float_state_ir()
-    own = {"CLOCK": time.CLOCK_MONOTONIC, "POOL_STATE": STATE, "POOL_START": START}
-    text = filled(floats + RUNNER_IR, {**offsets, **own, **usual})
+    used = getattr(time, "CLOCK_THREAD_CPUTIME_ID", time.CLOCK_MONOTONIC)  # without it nothing seems to have waited
+    own = {"CLOCK": time.CLOCK_MONOTONIC, "THREAD_CLOCK": used, "POOL_STATE": STATE, "POOL_START": START}
+    text = filled(floats + PROFILE_IR + RUNNER_IR, {**offsets, **own, **usual})
     pool_words = {"SLOT": SLOT, "MIDWAY": MIDWAY, "POOL": POOL, **usual}
     return pool_ir(pool_words, futex=futex) + (PYTHON_IR if cpython else NO_PYTHON_IR) + text
 

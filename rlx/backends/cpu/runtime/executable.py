@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rlx.backends.cpu.runtime.selected_outputs import Selected, Selection
+    from rlx.backends.timing import KernelTime
 
 __all__ = ["CpuExecutable"]
 
@@ -232,7 +233,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
     def profiled(self) -> Sequence[Kernel]:
         return [phase.kernel for phase in self.shared.run.phases]
 
-    def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
+    def profile(self, inputs: Sequence[Array], repeat: int) -> list[KernelTime]:
         from rlx.backends.cpu.runtime.profile import profile
 
         return profile(self, inputs, repeat)

@@ -1,0 +1,83 @@
+"""What a profile makes of the times of several runs: low, confirmed, and marked where other programs disturbed them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+
+from rlx.backends import timing
+from rlx.backends.timing import MORE, KernelTime, ThreadSpan, Timer, kernel_times
+
+
+def timed(repeat: int, run: Callable[[int], tuple[ArrayLike, ArrayLike]]) -> tuple[list[KernelTime], int]:
+    """The rows for runs that give (seconds, waited) by their number, and how many there were."""
+    timer = Timer(repeat)
+    timer.run(lambda: run(len(timer.taken)))
+    kernels = [f"k{n}" for n in range(len(timer.taken[0]))]
+    return kernel_times(timer, ["map"] * len(kernels), kernels), len(timer.taken)
+
+
+def test_one_run_in_which_a_slice_ended_does_not_count() -> None:
+    rows, runs = timed(10, lambda n: ([1e-3, 7e-3 if n % 2 else 1e-3], [0, 6e-3 if n % 2 else 0]))
+    assert runs == 10
+    assert [row[2] for row in rows] == [1e-3, 1e-3]
+    assert not any(row.disturbed for row in rows)
+
+
+def test_runs_go_on_while_a_kernel_is_disturbed() -> None:
+    """Until three runs agree; at most three times as many as were asked for."""
+    rows, runs = timed(5, lambda n: ([1e-3 if n > 6 else 9e-3], [0 if n > 6 else 8e-3]))
+    assert runs == 10
+    assert (rows[0][2], rows[0].disturbed) == (1e-3, False)
+    rows, runs = timed(5, lambda n: ([9e-3, 1e-3], [8e-3, 0]))
+    assert runs == 5 * MORE
+    assert [row.disturbed for row in rows] == [True, False]
+    assert np.isclose(rows[0][2], 1e-3)  # without its waits: the best that is known
+
+
+def test_runs_that_do_not_agree_are_marked() -> None:
+    """Nothing waited, but each run took another time."""
+    rows, _ = timed(4, lambda n: ([1e-3 * 2**n], [0]))
+    assert rows[0].disturbed
+    assert rows[0].spread > 0
+
+
+def test_one_run_is_one_run() -> None:
+    rows, runs = timed(1, lambda n: ([2e-3, 2e-3], [0, 1e-3]))
+    assert runs == 1
+    assert [row.disturbed for row in rows] == [False, True]
+
+
+def test_starts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before each run but the first another part of the last one passes, at most a slice."""
+    clock = [0.0]
+
+    def tick() -> float:
+        clock[0] += 1e-5
+        return clock[0]
+
+    monkeypatch.setattr(timing.time, "perf_counter", tick)
+    monkeypatch.setattr(timing.time, "sleep", lambda seconds: None)
+    timer = Timer(8)
+    timer.taken = [np.array([1e-3, 1e-3])]
+    passed = []
+    for number in range(8):
+        before = clock[0]
+        timer.start(number)
+        passed.append(round(1e4 * (clock[0] - before)))
+    assert passed[0] == 0
+    assert len(set(passed)) == 8
+    assert max(passed) <= 21
+
+
+def test_a_row_is_a_tuple_of_three() -> None:
+    row = KernelTime("map", "add", 1e-3, 1e-4, True, (ThreadSpan(0, 0.0, 1e-3, 4),))
+    kind, name, seconds = row
+    assert (kind, name, seconds) == row == ("map", "add", 1e-3)
+    again = pickle.loads(pickle.dumps(row))
+    assert (again, again.disturbed, again.threads) == (row, True, row.threads)
+    assert row.to_dict() == {"kind": "map", "name": "add", "seconds": 1e-3, "spread": 1e-4, "disturbed": True}
