@@ -320,7 +320,7 @@ def _transform_back(f: Function, chunk: _Chunk, epilogue: Epilogue, emitter: Emi
         rows = f.min(f.sub(w.out_height, oy), form.m[0])
         line = f.mul(f.add(f.mul(image, w.out_height), oy), w.out_width)
         first = f.add(line, ox)
-        many = f.min(f.sub(chunk.t1, t), f.min(f.sub(w.tiles_w, f.div(ox, form.m[1])), side)) if side > 1 else "1"
+        many = f.min(f.sub(chunk.t1, t), f.min(f.sub(w.tiles_w, f.div(ox, form.m[1])), side)) if side > 1 else 1
         target, step = epilogue.place(f, (w.out, w.out_step), first, chunk.n0, (chunk.sums, chunk.columns))
         line_step = f.mul(step, w.out_width if epilogue.in_place else side * form.m[1])
 
