@@ -23,7 +23,7 @@ from rlx.ir.shape import Dim, Size, evaluate
 from rlx.kernels.fuse import fuse
 from rlx.kernels.lowering import Conv as Anchor
 from rlx.kernels.program import Kernel
-from rlx.ops import conv, hard_swish, max_pool, relu, reshape, transpose
+from rlx.ops import conv, expand, hard_swish, max_pool, relu, reshape, transpose
 from rlx.ops.layout import Expand, Slice
 from rlx.testing.guarded import GuardedRun
 
@@ -362,6 +362,14 @@ def by_row(g: Graph, y: Value) -> Value:
     return y * g.input("r", (y.shape[2], 1))
 
 
+def enlarged(_: Graph, y: Value) -> Value:
+    """Each pixel four times: the results of a row lie neither in pixels nor in planes."""
+    n, c, height, width = y.shape
+    each = expand(reshape(y, (n, c, height, 1, width, 1)), (n, c, height, 2, width, 2))
+    made: Value = reshape(each, (n, c, 2 * height, 2 * width))
+    return made
+
+
 def positive(g: Graph, y: Value) -> Value:
     return y > 0.5
 
@@ -561,6 +569,13 @@ def test_epilogues_of_winograd(post: Post, name: str) -> None:
     run = compiled(g)
     assert strategies(run) == [name]
     assert [k.kind for k in run.program.run if k.name != "channels last"] == ["conv"]
+    check(g, run=run, tolerance=6e-6)
+
+
+def test_results_of_winograd_that_are_repeated(name: str) -> None:
+    g = conv_graph((2, 16, 13, 11), (18, 16, *FORMS[name].r), enlarged, pads=(1, 1, 1, 1))
+    run = compiled(g)
+    assert strategies(run) == [name]
     check(g, run=run, tolerance=6e-6)
 
 
