@@ -7,6 +7,7 @@ no graph is open, the derivative is compiled by `rlx.jit` and run.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,9 +23,10 @@ from rlx.trace.control import opened, value_of
 from rlx.trace.jit import jit
 from rlx.trace.tree import differs_at, fill, leaves_of
 from rlx.transform import control as _control  # noqa: F401 - the rules of control flow
+from rlx.transform import recurrent as _recurrent  # noqa: F401 - those of recurrent layers
 from rlx.transform.graphs import grad_of_graph
 
-__all__ = ["grad", "hvp", "jvp", "named", "transformed", "value_and_grad", "vjp"]
+__all__ = ["Argnums", "grad", "hvp", "jvp", "named", "positions", "transformed", "value_and_grad", "vjp"]
 
 Argnums = int | Sequence[int]
 
@@ -73,7 +75,8 @@ def _check_smooth(what: str, leaves: Sequence[tuple[str, Value]]) -> None:
             )
 
 
-def _positions(what: str, argnums: Argnums, count: int) -> list[int]:
+def positions(what: str, argnums: Argnums, count: int) -> list[int]:
+    """The positions as 0 <= n < count; `OptionError` for others."""
     given = [argnums] if isinstance(argnums, int) else list(argnums)
     for n in given:
         if not isinstance(n, int) or isinstance(n, bool) or not -count <= n < count:
@@ -104,7 +107,7 @@ def value_and_grad(
 def _value_and_grad(what: str, function: Callable[..., Any], argnums: Argnums, has_aux: bool) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         frame = open_frame()
-        chosen = _positions(what, argnums, len(args))
+        chosen = positions(what, argnums, len(args))
         given, leaves = list(args), []
         for n in chosen:
             found, given[n] = named(frame, args[n], f"argument {n}")
@@ -243,6 +246,8 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
 
     if not callable(function):
         raise OptionError(f"jvp takes a function, got {type(function).__name__}")
+    call.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]
+    call.__wrapped__ = function  # type: ignore[attr-defined]  # whom a warning of many compilations is about
     found: tuple[Any, Any] = transformed("jvp", call, call)(tuple(primals), tuple(tangents))
     return found
 
@@ -254,4 +259,3 @@ def hvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
     It costs about two gradients: the `jvp` of `grad`. The result is a tree like the first primal.
     """
     return jvp(grad(function), primals, tangents)[1]
-

@@ -11,13 +11,12 @@ from rlx.ir.graph import Graph, Output, Value
 from rlx.ops.gradients.attach import is_smooth, zeros
 from rlx.ops.gradients.engine import GROUPS, pull, replay
 from rlx.passes.rewrite import copy_leaves, finish
+from rlx.transform import control, recurrent  # noqa: F401 - more rules
 
 __all__ = ["grad_of_graph"]
 
 
-def grad_of_graph(
-    graph: Graph, *, keep: bool, wrt: str | Sequence[str] | None = None, of: str | None = None
-) -> Graph:
+def grad_of_graph(graph: Graph, *, keep: bool, wrt: str | Sequence[str] | None = None, of: str | None = None) -> Graph:
     """The graph with the gradients of a scalar output as outputs `grad_<name>`; `keep`: after those that it has."""
     y = _output(graph, of)
     names = _names(graph, wrt)

@@ -5,6 +5,6 @@ Loaded when something is differentiated for the first time. `attach` has what ru
 
 from __future__ import annotations
 
-from rlx.ops.gradients import activation, elementwise, index, layout, norms, products, reductions, windows
+from rlx.ops.gradients import activation, batching, elementwise, index, layout, norms, products, reductions, resampling, windows
 
-__all__ = ["activation", "elementwise", "index", "layout", "norms", "products", "reductions", "windows"]
+__all__ = ["activation", "batching", "elementwise", "index", "layout", "norms", "products", "reductions", "resampling", "windows"]

@@ -16,6 +16,7 @@ from rlx.ops.reduction import ReduceSum
 
 __all__ = [
     "cast",
+    "decorator",
     "derivative",
     "formula",
     "is_smooth",
@@ -43,7 +44,9 @@ def _attach(name: str, rule: Any, ops: Sequence[type[Op]]) -> None:
         setattr(op, name, rule)
 
 
-def _decorator(name: str) -> Callable[..., Callable[[F], F]]:
+def decorator(name: str) -> Callable[..., Callable[[F], F]]:
+    """A decorator that attaches a rule of that name to ops."""
+
     def attached(*ops: type[Op]) -> Callable[[F], F]:
         def decorate(rule: F) -> F:
             _attach(name, rule, ops)
@@ -55,7 +58,7 @@ def _decorator(name: str) -> Callable[..., Callable[[F], F]]:
     return attached
 
 
-jvp, vjp, transpose, formula = map(_decorator, ("jvp", "vjp", "transpose", "formula"))
+jvp, vjp, transpose, formula = map(decorator, ("jvp", "vjp", "transpose", "formula"))
 
 
 def linear(kind: str, *ops: type[Op]) -> Callable[[F], F]:

@@ -11,7 +11,18 @@ from rlx.ir.graph import Value
 from rlx.ops import elementwise as e
 from rlx.ops import trigonometry as t
 from rlx.ops.base import Op
-from rlx.ops.gradients.attach import cast, derivative, is_smooth, jvp, linear, summed_to, transpose, vjp, without_slope, zeros
+from rlx.ops.gradients.attach import (
+    cast,
+    derivative,
+    is_smooth,
+    jvp,
+    linear,
+    summed_to,
+    transpose,
+    vjp,
+    without_slope,
+    zeros,
+)
 from rlx.ops.misc import Again, StopGradient
 
 Tangents = Sequence[Value | None]
@@ -103,9 +114,7 @@ def _binary(op: type[Op], of_a: Any, of_b: Any) -> None:
     partial = (of_a, of_b)
 
     def push(op: Op, inputs: Any, outputs: Any, tangents: Tangents) -> Any:
-        return total(
-            *(None if t is None else t * partial[i](op, *inputs, outputs[0]) for i, t in enumerate(tangents))
-        )
+        return total(*(None if t is None else t * partial[i](op, *inputs, outputs[0]) for i, t in enumerate(tangents)))
 
     def pull(op: Op, inputs: Any, outputs: Any, cotangents: Any) -> Any:
         return tuple(

@@ -17,21 +17,37 @@ from rlx.ops.base import Op, apply
 from rlx.ops.gradients.attach import cast, is_smooth, reshaped, zeros
 from rlx.records import dataclass
 
-__all__ = ["CONTROL", "GROUPS", "Group", "has_rule", "open_frame", "pull", "push", "replay", "taken_out", "units"]
+__all__ = [
+    "CONTROL",
+    "GROUPS",
+    "Group",
+    "has_rule",
+    "open_frame",
+    "pull",
+    "push",
+    "replay",
+    "taken_out",
+    "transposed",
+    "units",
+]
 
 Tangents = Sequence[Value | None]
 
 
 @dataclass(eq=False)
 class Group:
-    """Nodes that have one rule together: `vjp(cotangents)` and `jvp(tangents)`, one for each output and input."""
+    """Nodes that have one rule together.
+
+    `vjp(group, inputs, outputs, cotangents)` and `jvp(group, inputs, outputs, tangents)` take and give one value (or
+    None) for each input and output. A copy of the nodes has the same rule over its own values.
+    """
 
     nodes: Sequence[Node]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     name: str
-    vjp: Callable[[Tangents], Tangents] | None = None
-    jvp: Callable[[Tangents], Tangents] | None = None
+    vjp: Callable[[Group, Sequence[Value], Sequence[Value], Tangents], Tangents] | None = None
+    jvp: Callable[[Group, Sequence[Value], Sequence[Value], Tangents], Tangents] | None = None
 
     @property
     def label(self) -> str:
@@ -51,14 +67,14 @@ def open_frame() -> Frame:
     return frame
 
 
-def units(nodes: Sequence[Node]) -> list[Unit]:
-    """The nodes, with the outermost groups among them as one each, in the place of their last node."""
+def units(nodes: Sequence[Node], but: Group | None = None) -> list[Unit]:
+    """The nodes, with the outermost groups among them as one each, in the place of their last node; not `but`."""
     groups = GROUPS.get(nodes[0].outputs[0].graph, []) if nodes else []
     there = {id(node) for node in nodes}
     taken: dict[int, Group] = {}
     for group in reversed(groups):
         own = [id(node) for node in group.nodes]
-        if own and there.issuperset(own) and own[-1] not in taken:
+        if group is not but and own and there.issuperset(own) and own[-1] not in taken:
             taken.update(dict.fromkeys(own, group))
     ends = {id(group.nodes[-1]): group for group in taken.values()}
     made: list[Unit] = []
@@ -84,8 +100,11 @@ def taken_out(graph: Graph, start: int, roots: Iterable[Value]) -> list[Node]:
     return dependent
 
 
-def replay(nodes: Sequence[Node], values: dict[Value, Value]) -> None:
-    """Adds copies of the nodes to the open frame, over what `values` says of their inputs; it learns their outputs."""
+def replay(nodes: Sequence[Node], values: dict[Value, Value], but: Group | None = None) -> None:
+    """Adds copies of the nodes to the open frame, over what `values` says of their inputs; it learns their outputs.
+
+    Groups among them are copied too, but one.
+    """
     frame, copies = open_frame(), {}
     for node in nodes:
         inputs = [frame.own(values.get(v, v)) for v in node.inputs]
@@ -93,7 +112,7 @@ def replay(nodes: Sequence[Node], values: dict[Value, Value]) -> None:
         copies[id(node)] = frame.graph.nodes[-1]
         values.update(zip(node.outputs, made, strict=True))
     for group in GROUPS.get(nodes[0].outputs[0].graph, []) if nodes else []:
-        if group.nodes and all(id(node) in copies for node in group.nodes):
+        if group is not but and group.nodes and all(id(node) in copies for node in group.nodes):
             inputs = [values.get(v, v) for v in group.inputs]
             outputs = tuple(values[v] for v in group.outputs)
             again = Group([copies[id(n)] for n in group.nodes], tuple(inputs), outputs, group.name)
@@ -117,9 +136,7 @@ def has_rule(unit: Unit, backward: bool) -> bool:
 def _refuse(missing: Sequence[tuple[Unit, str]]) -> None:
     if missing:
         lines = "".join(f"\n  {unit.label}: {why}" for unit, why in missing)
-        nodes = [
-            UnsupportedNode(u.label, u.label if isinstance(u, Group) else u.op.op_name, why) for u, why in missing
-        ]
+        nodes = [UnsupportedNode(u.label, u.label if isinstance(u, Group) else u.op.op_name, why) for u, why in missing]
         raise UnsupportedOp(
             f"{len(missing)} nodes have no gradient:{lines}\nrlx.stop_gradient holds them constant, rlx.custom_vjp gives "
             "a function a rule of its own, and an op may have one (`jvp`, see docs/gradients.md)",
@@ -169,14 +186,14 @@ def _add_up(found: dict[Value, Value], inputs: Sequence[Value], more: Tangents, 
 
 
 def _vjp(unit: Unit, cotangents: Tangents, flags: Sequence[bool]) -> Tangents:
+    frame = open_frame()
+    inputs, outputs = [frame.own(v) for v in unit.inputs], [frame.own(v) for v in unit.outputs]
     if isinstance(unit, Group):
         assert unit.vjp is not None
-        return unit.vjp(cotangents)
+        return unit.vjp(unit, inputs, outputs, cotangents)
     op: Any = unit.op
     if type(op) in CONTROL:
         return CONTROL[type(op)].vjp(unit, cotangents, flags)  # type: ignore[no-any-return]
-    frame = open_frame()
-    inputs, outputs = [frame.own(v) for v in unit.inputs], [frame.own(v) for v in unit.outputs]
     if op.linear == "zero":
         return [None] * len(inputs)
     if op.vjp is not None:
@@ -185,11 +202,13 @@ def _vjp(unit: Unit, cotangents: Tangents, flags: Sequence[bool]) -> Tangents:
         return [op.transpose(inputs, cotangents, i) if flag else None for i, flag in enumerate(flags)]
     start = len(frame.graph.nodes)
     if op.jvp is not None:
-        places = [Value(frame.graph, v.type.decoded, "input", "") if f else None for v, f in zip(inputs, flags, strict=True)]
+        places = [
+            Value(frame.graph, v.type.decoded, "input", "") if f else None for v, f in zip(inputs, flags, strict=True)
+        ]
         made = _tuple(op.jvp(inputs, outputs, places))
         if made[0] is NotImplemented:
             _refuse([(unit, "its op has no rule for these attributes")])
-        return _transposed(start, made, cotangents, places)
+        return transposed(start, made, cotangents, places)
     made = _written_out(op, frame, inputs)
     seeds = _seeds(made, cotangents)
     distinct = list(dict.fromkeys(inputs))
@@ -207,7 +226,10 @@ def _tuple(made: Any) -> tuple[Any, ...]:
 
 def _written_out(op: Any, frame: Frame, inputs: Sequence[Value]) -> tuple[Value, ...]:
     """The results of an op by its formula or decomposition."""
-    return _tuple(op.formula(*inputs) if op.formula is not None else op.decompose(frame.graph, *inputs))
+    made = _tuple(op.formula(*inputs) if op.formula is not None else op.decompose(frame.graph, *inputs))
+    if made[0] is NotImplemented:
+        _refuse([(Group((), (), (), op.op_name), "its op has no rule for these attributes")])
+    return made
 
 
 def _seeds(made: Sequence[Value | None], cotangents: Tangents) -> dict[Value, Value]:
@@ -219,7 +241,7 @@ def _seeds(made: Sequence[Value | None], cotangents: Tangents) -> dict[Value, Va
     return seeds
 
 
-def _transposed(
+def transposed(
     start: int, made: Sequence[Value | None], cotangents: Tangents, places: Sequence[Value | None]
 ) -> list[Value | None]:
     """The cotangents of `places`, of which the nodes from `start` on are a linear function; these are taken out."""
@@ -247,15 +269,15 @@ def _transposed_node(node: Node, cotangents: Tangents, flags: Sequence[bool]) ->
     inputs = [v if p is None else p for v, p in zip(node.inputs, places, strict=True)]
     if op.formula is None and op.decompose is None:
         _refuse([(node, "its op has no transpose")])
-    return _transposed(start, _written_out(op, frame, inputs), cotangents, places)
+    return transposed(start, _written_out(op, frame, inputs), cotangents, places)
 
 
 # ---- forward
 
 
-def push(nodes: Sequence[Node], tangents: dict[Value, Value]) -> None:
+def push(nodes: Sequence[Node], tangents: dict[Value, Value], but: Group | None = None) -> None:
     """Adds to `tangents` those of the results of the nodes."""
-    work = units(nodes)
+    work = units(nodes, but)
     active = set(tangents)
     missing = []
     for unit in work:
@@ -275,14 +297,14 @@ def push(nodes: Sequence[Node], tangents: dict[Value, Value]) -> None:
 
 
 def _jvp(unit: Unit, tangents: Tangents) -> Tangents:
+    frame = open_frame()
+    inputs, outputs = [frame.own(v) for v in unit.inputs], [frame.own(v) for v in unit.outputs]
     if isinstance(unit, Group):
         assert unit.jvp is not None
-        return unit.jvp(tangents)
+        return unit.jvp(unit, inputs, outputs, tangents)
     op: Any = unit.op
     if type(op) in CONTROL:
         return CONTROL[type(op)].jvp(unit, tangents)  # type: ignore[no-any-return]
-    frame = open_frame()
-    inputs, outputs = [frame.own(v) for v in unit.inputs], [frame.own(v) for v in unit.outputs]
     if op.linear == "zero":
         return [None] * len(outputs)
     if op.jvp is not None:
@@ -301,7 +323,9 @@ def _jvp(unit: Unit, tangents: Tangents) -> Tangents:
 
 def _linear_jvp(op: Op, inputs: Sequence[Value], tangents: Tangents) -> Tangents:
     if op.linear == "joint":
-        filled = [v if not is_smooth(v) else zeros(v) if t is None else t for v, t in zip(inputs, tangents, strict=True)]
+        filled = [
+            v if not is_smooth(v) else zeros(v) if t is None else t for v, t in zip(inputs, tangents, strict=True)
+        ]
         return _tuple(apply(op, *filled))
     total: list[Any] = []
     for i, t in enumerate(tangents):

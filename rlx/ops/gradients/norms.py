@@ -109,5 +109,3 @@ def _lp(op: c.LpNormalization, x: Value) -> Value:
     none = ops.equal(total, 0.0)
     norm = ops.where(none, 1.0, total)
     return narrowed(ops.where(none, 0.0, v / (norm if op.p == 1 else ops.sqrt(norm))), x)
-
-

@@ -39,7 +39,9 @@ def _matmul(op: Op, inputs: Any, cotangents: Any, i: int) -> Value:
         other = reshaped(a, (1, a.shape[0])) if a.rank == 1 else a
         shape = (b.shape[0], 1) if b.rank == 1 else b.shape
         if b.rank == 2 and other.rank > 2 and ct.rank == other.rank:
-            rows = [reshaped(v, (_count(v.shape[:-1]), v.shape[-1])) for v in (other, ct)]  # one product, no sum of many
+            rows = [
+                reshaped(v, (_count(v.shape[:-1]), v.shape[-1])) for v in (other, ct)
+            ]  # one product, no sum of many
             made = apply(MatMul(), swapped(rows[0]), rows[1])
         else:
             made = apply(MatMul(), swapped(other), ct)
@@ -114,5 +116,3 @@ def _conv_weight(op: Conv, inputs: Any, ct: Value) -> Value:
         made = apply(ReduceSum((0,), False), apply(MatMul(), rows, swapped(part)))
         taps.append(reshaped(made, (w.shape[0], w.shape[1], 1)))
     return reshaped(apply(Concat(2), *taps) if len(taps) > 1 else taps[0], w.shape)
-
-

@@ -113,5 +113,3 @@ def _cum_prod(op: CumProd, x: Value) -> Value:
 def _prefix(op: Prefix, x: Value) -> Value:
     whole = CumSum if op.kind == "add" else CumProd
     return apply(whole(op.axis, op.exclusive, op.reverse), x)  # type: ignore[no-any-return]
-
-
