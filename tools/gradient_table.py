@@ -72,9 +72,7 @@ def page() -> str:
 
 
 def main() -> None:
-    argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     PAGE.write_text(page())
     sys.stdout.write(f"{PAGE.relative_to(ROOT)}: {len(list(rows()))} ops\n")
 

@@ -22,10 +22,11 @@ from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import evaluate
 from rlx.ops.base import apply
 from rlx.ops.gradients.attach import is_smooth
+from rlx.ops.gradients.engine import replay
 from rlx.testing.oracle import Batch, Case, Operand, values
 from rlx.transform.functions import jvp, vjp
 
-__all__ = ["check_derivatives", "differentiable", "in_f64"]
+__all__ = ["check_derivatives", "differentiable", "in_f64", "pulled"]
 
 STEPS = (1e-6, 1e-8)  # of differences; the second where a corner is near
 SHALLOW = {"any": "normal", "ties": "normal", "whole": "normal"}  # values with no corner nearby
@@ -129,6 +130,23 @@ class _Checked:
 
 def _dot(a: Array, b: Any) -> float:
     return float(np.sum(a * b))
+
+
+def pulled(cases: Iterable[Case]) -> tuple[Graph, dict[str, Array]]:
+    """One graph of the cotangents of all cases in f64, and arrays to run it on."""
+    graph = Graph("pulled")
+    given: dict[str, Array] = {}
+    for number, case in enumerate(cases):
+        checked = _Checked(case)
+        replaced = {v: graph.input(f"c{number}.{v.name}", v.shape, v.dtype) for v in checked.graph.inputs}
+        given |= {f"c{number}.{name}": array for name, array in checked.arrays(0, {}).items()}
+        with Frame(graph, kept=True) as frame:
+            replaced |= {v: frame.array(v.data) for v in checked.graph.constants}
+            replay(checked.graph.nodes, replaced)
+        for o in checked.graph.outputs:
+            if o.name.startswith("pulled"):
+                graph.output(replaced[o.value], f"c{number}.{o.name}")
+    return graph, given
 
 
 def check_derivatives(cases: Iterable[Case], extents: Iterable[Mapping[str, int]] = ({},)) -> int:

@@ -56,7 +56,7 @@ def transformed(what: str, function: Callable[..., Any], call: Callable[..., Any
 
 
 def named(frame: Frame, tree: Any, path: str) -> tuple[list[tuple[str, Value]], Any]:
-    """The leaves of a tree as values of their own, and the tree of these: what is derived is told from what it equals."""
+    """The leaves of a tree as values of their own, told from what they equal, and the tree of these."""
     made = []
     for name, leaf in leaves_of(tree, path):
         value = value_of(frame, leaf, name)

@@ -48,8 +48,8 @@ def _output(graph: Graph, of: str | None) -> Value:
         raise NameNotFound(f"grad: graph {graph.name!r} has no output {of!r}; it has {', '.join(names)}")
     if any(size != 1 for size in found.shape) or not is_smooth(found):
         raise ShapeError(
-            f"grad: the output {of or names[0]!r} is {found.type}: a gradient is that of one float; add a node that sums "
-            "it and make that an output"
+            f"grad: the output {of or names[0]!r} is {found.type}: a gradient is that of one float; add a node that "
+            "sums it and make that an output"
         )
     return found
 
@@ -65,7 +65,7 @@ def _names(graph: Graph, wrt: str | Sequence[str] | None) -> list[str]:
         leaf = graph.find(name)
         if not is_smooth(leaf) or leaf.type.encoding is not None:
             raise DTypeError(
-                f"grad: {leaf.kind} {name!r} is {leaf.type}: only plain floats have a gradient; cast or decode it in the "
-                "graph and declare the float as the input"
+                f"grad: {leaf.kind} {name!r} is {leaf.type}: only plain floats have a gradient; cast or decode it in "
+                "the graph and declare the float as the input"
             )
     return names

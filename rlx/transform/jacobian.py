@@ -62,9 +62,9 @@ def _put_together(result: Any, values: Any, single: bool, block: Callable[[int, 
 
 @bounded("jacrev", CompileError)
 def jacrev(function: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Any]:
-    """The Jacobian of a function by its arguments at `argnums`, row by row backwards: [*result, *argument]. (jax.jacrev)
+    """The Jacobian of a function by its arguments at `argnums`, row by row backwards: [*result, *argument].
 
-    Best where the result has fewer elements than the argument.
+    (jax.jacrev) Best where the result has fewer elements than the argument.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -130,4 +130,4 @@ def hessian(function: Callable[..., Any], argnums: Argnums = 0) -> Callable[...,
 
     `rlx.hvp` multiplies by it without making it.
     """
-    return jacfwd(jacrev(function, argnums), argnums)  # type: ignore[no-any-return]
+    return jacfwd(jacrev(function, argnums), argnums)

@@ -82,14 +82,18 @@ def _recurrence(op: Recurrence, x: Value, r: Value, *given: Value) -> Any:
             if state is not None and op.batch_first:
                 state = moved(state, 1, 0)
             none = ops.full(shape=(batch, hidden), value=0, dtype=x.dtype)
-            first.append(none if state is None else reshaped(box(state, [d, 0, 0], (1, batch, hidden)), (batch, hidden)))
-        own = {key: box(extra[key], [d, 0], (1, extra[key].shape[1])) for key in ("bias", "peepholes") if key in extra}
+            first.append(
+                none if state is None else reshaped(box(state, [d, 0, 0], (1, batch, hidden)), (batch, hidden))
+            )
+        own: dict[str, Value] = {
+            key: box(extra[key], [d, 0], (1, extra[key].shape[1])) for key in ("bias", "peepholes") if key in extra
+        }
         own["none"] = ops.full(shape=(1, hidden), value=0, dtype=x.dtype)
         weight = ops.transpose(reshaped(box(r, [d, 0, 0], (1, gates * hidden, hidden)), (gates * hidden, hidden)))
 
         def body(carry: Any, row: Any, own: Any = own, weight: Any = weight, fs: Any = functions) -> Any:
             x_n, number = row
-            h, cell = _step(op, x_n, *carry, weight, own, fs)
+            h, cell = _step(op, x_n, carry[0], carry[1], weight, own, fs)
             lengths = extra.get("lengths")
             if lengths is None:
                 return (h, cell), h

@@ -9,7 +9,8 @@ from rlx.errors import UnsupportedOp
 from rlx.ir.shape import Dim
 from rlx.ops import OPS
 from rlx.testing.cases import cases_of, covered
-from rlx.testing.derivatives import check_derivatives, differentiable
+from rlx.testing.derivatives import check_derivatives, differentiable, pulled
+from rlx.testing.oracle import Tolerance, compare
 
 # Floats go in and come out, and there is no rule: an error names them. This list only shrinks.
 NONE = {
@@ -20,7 +21,8 @@ DECIDED = {"compress"}  # by data: sizes that the arrays of a case can't have be
 NAMES = [n for n in sorted(OPS) if covered(n) and n not in DECIDED and differentiable(cases_of(n, 3, 4))]
 SYMBOLIC = (
     "add", "average_pool", "concat", "conv", "cum_sum", "expand", "gather", "gemm", "group_norm", "layer_norm",
-    "matmul", "max_pool", "mul", "pad", "reduce_max", "reduce_mean", "reduce_prod", "reshape", "slice", "softmax", "transpose",
+    "matmul", "max_pool", "mul", "pad", "reduce_max", "reduce_mean", "reduce_prod", "reshape", "slice",
+    "softmax", "transpose",
 )  # fmt: skip
 
 
@@ -41,6 +43,15 @@ def test_derivatives_hold_for_all_sizes(name: str) -> None:
     n, m = Dim("n", 2, 64), Dim("m", 2, 64)
     cases = [c for c in cases_of(name, n, m) if {"n", "m"} <= _dims(c)]
     assert check_derivatives(cases[:12], [{"n": 4, "m": 6}, {"n": 5, "m": 4}])
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in NONE])
+def test_gradient_graphs_run_on_the_cpu(name: str) -> None:
+    """Backward graphs compiled natively give what the reference gives."""
+    cases = [c for c in cases_of(name, 3, 4) if getattr(c.op, "reduction", "add") in ("add", "none")]
+    graph, given = pulled(differentiable(cases)[:4])
+    assert graph.outputs
+    compare(graph, given, device="cpu", allowed=dict.fromkeys([o.name for o in graph.outputs], Tolerance(1e-7, 1e-8)))
 
 
 def _dims(case: object) -> set[str]:

@@ -99,7 +99,9 @@ def test_gradients_of_slices() -> None:
     assert np.allclose(rlx.vmap(rlx.grad(f))(X), rows)
     assert np.allclose(rlx.grad(lambda x: np.sum(rlx.vmap(f)(x)))(X), rows)
     g = rlx.jit(rlx.vmap(rlx.grad(f)), dims={"r": ("n", None)})
-    assert np.allclose(g(X), rows) and np.allclose(g(X[:1]), rows[:1]) and len(g.traces) == 1
+    assert np.allclose(g(X), rows)
+    assert np.allclose(g(X[:1]), rows[:1])
+    assert len(g.traces) == 1
 
 
 def test_what_has_no_rule_is_a_loop_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

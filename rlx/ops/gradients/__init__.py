@@ -5,6 +5,28 @@ Loaded when something is differentiated for the first time. `attach` has what ru
 
 from __future__ import annotations
 
-from rlx.ops.gradients import activation, batching, elementwise, index, layout, norms, products, reductions, resampling, windows
+from rlx.ops.gradients import (
+    activation,
+    batching,
+    elementwise,
+    index,
+    layout,
+    norms,
+    products,
+    reductions,
+    resampling,
+    windows,
+)
 
-__all__ = ["activation", "batching", "elementwise", "index", "layout", "norms", "products", "reductions", "resampling", "windows"]
+__all__ = [
+    "activation",
+    "batching",
+    "elementwise",
+    "index",
+    "layout",
+    "norms",
+    "products",
+    "reductions",
+    "resampling",
+    "windows",
+]

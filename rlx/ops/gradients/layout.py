@@ -125,7 +125,7 @@ def _relabel(op: Relabel, inputs: Any, cotangents: Any, i: int) -> Value:
             places = apply(m.Iota(x.shape[d]))
             i_d, i_first = (reshaped(places, (x.shape[d], *[1] * (x.rank - 1 - k))) for k in (d, first[d]))
             ct = ct * cast(ops.equal(i_d, i_first), x.dtype)
-    return ct  # type: ignore[no-any-return]
+    return ct
 
 
 @linear("joint", DynamicUpdateSlice)

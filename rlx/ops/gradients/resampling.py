@@ -121,7 +121,8 @@ def _rotary(op: RotaryEmbedding, x: Value, cos: Value, sin: Value, positions: Va
     axis = 4 if op.interleaved else 3
     pairs = reshaped(turned, (*lead, half, 2) if op.interleaved else (*lead, 2, half))
     first, second = (
-        reshaped(box(pairs, [k if d == axis else 0 for d in range(5)], _one(pairs, axis)), (*lead, half)) for k in (0, 1)
+        reshaped(box(pairs, [k if d == axis else 0 for d in range(5)], _one(pairs, axis)), (*lead, half))
+        for k in (0, 1)
     )
     made = [reshaped(t, _one(pairs, axis)) for t in (first * c - second * s, second * c + first * s)]
     y = reshaped(apply(Concat(axis), *made), (*lead, rotated))
