@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 from rlx.boundary import bounded
 from rlx.errors import CompileError, DTypeError, OptionError, ShapeError
@@ -94,6 +94,12 @@ def _traced(frame: Frame, function: Callable[..., Any], *args: Any, **kwargs: An
     return result, frame.graph.nodes[start:]
 
 
+@overload
+def value_and_grad(function: Graph, *, wrt: str | Sequence[str] | None = None, of: str | None = None) -> Graph: ...
+@overload
+def value_and_grad(
+    function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False
+) -> Callable[..., Any]: ...
 @bounded("value_and_grad", CompileError)
 def value_and_grad(
     function: Callable[..., Any] | Graph, argnums: Argnums = 0, *, has_aux: bool = False, **of_graph: Any
@@ -151,6 +157,10 @@ def _scalar(what: str, frame: Frame, result: Any) -> Value:
     return y
 
 
+@overload
+def grad(function: Graph, *, wrt: str | Sequence[str] | None = None, of: str | None = None) -> Graph: ...
+@overload
+def grad(function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False) -> Callable[..., Any]: ...
 @bounded("grad", CompileError)
 def grad(function: Callable[..., Any] | Graph, argnums: Argnums = 0, *, has_aux: bool = False, **of_graph: Any) -> Any:
     """The gradient of a function that returns a scalar, by the arguments at positions `argnums`. (jax.grad)

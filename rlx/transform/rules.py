@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,7 +62,7 @@ def _checked(what: str, tree: Any, like: Any) -> list[Value]:
     return [value_of(frame, leaf, path) for path, leaf in leaves_of(tree, "the rule's result")]
 
 
-class _Custom:
+class _Custom(ABC):
     """Base of functions with a rule; called outside of a trace they are compiled and run."""
 
     what = ""
@@ -74,8 +75,9 @@ class _Custom:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._called(*args, **kwargs)
 
+    @abstractmethod
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+        """The function in an open graph, as a group with its rule."""
 
 
 class custom_vjp(_Custom):
