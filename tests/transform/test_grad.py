@@ -234,8 +234,8 @@ def test_gradient_of_an_imported_graph() -> None:
     weight = RNG.standard_normal((4, 2, 3, 3)).astype(np.float32)
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1], strides=[2, 2]),
-        helper.make_node("Relu", ["c"], ["r"]),
-        helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2]),
+        helper.make_node("Tanh", ["c"], ["r"]),
+        helper.make_node("AveragePool", ["r"], ["p"], kernel_shape=[2, 2]),
         helper.make_node("ReduceSum", ["p"], ["y"], keepdims=0),
     ]
     made = helper.make_graph(
