@@ -30,7 +30,7 @@ def inlined(region: Graph, inputs: Sequence[Value]) -> tuple[list[Value], list[N
 
 
 def _own(values: Sequence[Value]) -> list[Value]:
-    """The values as ones of the open graph, told apart where one is given twice."""
+    """The values as ones of the open graph."""
     frame = open_frame()
     return [frame.own(v) for v in values]
 
