@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import runpy
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gradient_table
@@ -298,3 +301,33 @@ def test_calling_it_anew_each_time_is_warned_of(caplog: pytest.LogCaptureFixture
 def test_the_table_is_current() -> None:
     """Run `python tools/gradient_table.py` after a change of rules."""
     assert gradient_table.PAGE.read_text() == gradient_table.page()
+
+
+def test_a_network_fitted_by_hand(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example's loss falls to a fraction."""
+    example = Path(__file__).parents[2] / "examples" / "fit_by_hand.py"
+    monkeypatch.setattr(sys, "argv", [str(example), "600"])
+    runpy.run_path(str(example), run_name="__main__")
+    losses = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert losses[-1] < 0.01 < losses[0]
+
+
+def test_checkpoint_takes_less_memory() -> None:
+    """The planned arena of a deep network's gradient is smaller where its blocks are computed again."""
+
+    def block(h: Any, w: Any) -> Any:
+        return np.tanh(np.sin(np.tanh(h @ w) * 1.5) @ w)
+
+    def arena(f: Any) -> int:
+        def loss(ws: Any, h: Any) -> Any:
+            for w in ws:
+                h = f(h, w)
+            return np.mean(h * h)
+
+        ws = [np.eye(64, dtype=np.float32)] * 8
+        model = rlx.jit(rlx.grad(loss), device="cpu").compile(ws, np.ones((256, 64), np.float32))
+        assert model.plan is not None
+        return model.plan.arena
+
+    kept, again = arena(block), arena(rlx.checkpoint(block))
+    assert again < 0.9 * kept
