@@ -32,17 +32,26 @@ _PUBLIC: dict[str, str] = {
     "TensorType": "rlx.ir.value",
     "WeightRegistry": "rlx.runtime.weights",
     "bind_cache": "rlx.runtime.bind_cache",
+    "checkpoint": "rlx.transform.rules",
     "choose": "rlx.runtime.choice",
     "compile": "rlx.runtime.session",
     "cond": "rlx.trace.control",
     "cost": "rlx",
+    "custom_jvp": "rlx.transform.rules",
+    "custom_vjp": "rlx.transform.rules",
     "demo": "rlx",
     "devices": "rlx.runtime.choice",
     "devices_for": "rlx.runtime.choice",
     "errors": "rlx",
     "estimate": "rlx",
     "fori_loop": "rlx.trace.control",
+    "grad": "rlx.transform.functions",
+    "hessian": "rlx.transform.jacobian",
+    "hvp": "rlx.transform.functions",
+    "jacfwd": "rlx.transform.jacobian",
+    "jacrev": "rlx.transform.jacobian",
     "jit": "rlx.trace.jit",
+    "jvp": "rlx.transform.functions",
     "load": "rlx.runtime.session",
     "load_artifact": "rlx.runtime.session",
     "load_llm": "rlx.llm.loading",
@@ -56,6 +65,9 @@ _PUBLIC: dict[str, str] = {
     "scan": "rlx.trace.control",
     "to_device": "rlx.runtime.arrays",
     "to_dlpack": "rlx.backends.dlpack",
+    "value_and_grad": "rlx.transform.functions",
+    "vjp": "rlx.transform.functions",
+    "vmap": "rlx.transform.batching",
     "while_loop": "rlx.trace.control",
 }
 
@@ -75,17 +87,26 @@ __all__ = [
     "TensorType",
     "WeightRegistry",
     "bind_cache",
+    "checkpoint",
     "choose",
     "compile",
     "cond",
     "cost",
+    "custom_jvp",
+    "custom_vjp",
     "demo",
     "devices",
     "devices_for",
     "errors",
     "estimate",
     "fori_loop",
+    "grad",
+    "hessian",
+    "hvp",
+    "jacfwd",
+    "jacrev",
     "jit",
+    "jvp",
     "load",
     "load_artifact",
     "load_llm",
@@ -99,6 +120,9 @@ __all__ = [
     "scan",
     "to_device",
     "to_dlpack",
+    "value_and_grad",
+    "vjp",
+    "vmap",
     "while_loop",
 ]
 
@@ -107,7 +131,8 @@ def __getattr__(name: str) -> Any:
     """A public name, the function of an op (`rlx.softmax`), or else of NumPy (`rlx.concatenate`)."""
     if name in ("cost", "demo", "errors", "estimate", "numpy", "ops"):
         return import_module(f"rlx.{name}")
-    if name in ("Graph", "jit", "moe", "cond", "fori_loop", "scan", "while_loop"):
+    tracing = ("Graph", "jit", "moe", "cond", "fori_loop", "scan", "while_loop")
+    if name in tracing or _PUBLIC.get(name, "").startswith("rlx.transform."):
         import_module("rlx.ops")  # the ops give graph values their arithmetic
     if name in _PUBLIC:
         value = getattr(import_module(_PUBLIC[name]), name)

@@ -47,6 +47,18 @@ from rlx.trace.control import fori_loop as fori_loop
 from rlx.trace.control import scan as scan
 from rlx.trace.control import while_loop as while_loop
 from rlx.trace.jit import jit as jit
+from rlx.transform.batching import vmap as vmap
+from rlx.transform.functions import grad as grad
+from rlx.transform.functions import hvp as hvp
+from rlx.transform.functions import jvp as jvp
+from rlx.transform.functions import value_and_grad as value_and_grad
+from rlx.transform.functions import vjp as vjp
+from rlx.transform.jacobian import hessian as hessian
+from rlx.transform.jacobian import jacfwd as jacfwd
+from rlx.transform.jacobian import jacrev as jacrev
+from rlx.transform.rules import checkpoint as checkpoint
+from rlx.transform.rules import custom_jvp as custom_jvp
+from rlx.transform.rules import custom_vjp as custom_vjp
 
 _Size = int | _Dim
 _Type = _DType | str | type[Any] | np.dtype[Any]
@@ -69,17 +81,26 @@ __all__ = [
     "TensorType",
     "WeightRegistry",
     "bind_cache",
+    "checkpoint",
     "choose",
     "compile",
     "cond",
     "cost",
+    "custom_jvp",
+    "custom_vjp",
     "demo",
     "devices",
     "devices_for",
     "errors",
     "estimate",
     "fori_loop",
+    "grad",
+    "hessian",
+    "hvp",
+    "jacfwd",
+    "jacrev",
     "jit",
+    "jvp",
     "load",
     "load_artifact",
     "load_llm",
@@ -93,6 +114,9 @@ __all__ = [
     "scan",
     "to_device",
     "to_dlpack",
+    "value_and_grad",
+    "vjp",
+    "vmap",
     "while_loop",
 ]
 
@@ -101,6 +125,7 @@ def acos(x: _Operand, /, *, name: str = "") -> _Value: ...
 def acosh(x: _Operand, /, *, name: str = "") -> _Value: ...
 def add(a: _Operand, b: _Operand, /, *, name: str = "") -> _Value: ...
 def affine_grid(theta: _Operand, /, size: Sequence[_Size], align_corners: bool = ..., *, name: str = "") -> _Value: ...
+def again(x: _Operand, /, *, name: str = "") -> _Value: ...
 def and_(a: _Operand, b: _Operand, /, *, name: str = "") -> _Value: ...
 def arange(start: _Operand, limit: _Operand, delta: _Operand, /, count: _Size, *, name: str = "") -> _Value: ...
 def arg_max(x: _Operand, /, axis: int = ..., keepdims: bool = ..., last: bool = ..., *, name: str = "") -> _Value: ...
@@ -286,6 +311,7 @@ def split(x: _Operand, /, axis: int, sizes: Sequence[_Size], *, name: str = "") 
 def sqrt(x: _Operand, /, *, name: str = "") -> _Value: ...
 def squeeze(x: _Operand, /, axes: int | Sequence[int] | None = ..., axis: int | Sequence[int] | None = ..., *, name: str = "") -> _Value: ...
 def stft(x: _Operand, window: _Operand | None = None, /, *, step: _Size, length: _Size, onesided: bool = ..., name: str = "") -> _Value: ...
+def stop_gradient(x: _Operand, /, *, name: str = "") -> _Value: ...
 def string_concat(a: _Operand, b: _Operand, /, *, name: str = "") -> _Value: ...
 def string_normalizer(x: _Operand, /, count: _Size = ..., case: str = ..., stopwords: Sequence[str] = ..., case_sensitive: bool = ..., *, name: str = "") -> _Value: ...
 def string_split(x: _Operand, /, count: _Size, delimiter: str = ..., most_splits: int | None = ..., *, name: str = "") -> tuple[_Value, ...]: ...

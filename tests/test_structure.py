@@ -63,10 +63,21 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"ir", "ops", "numpy", "importers"},
     "llm": {"ir", "models", "runtime", "estimate"},
     "trace": {"ir", "ops", "runtime"},
+    "transform": {"ir", "ops", "passes", "trace"},
     "dynamo": {"runtime"},
     "numpy": {"ops"},
     "rlx": COMPILER_PARTS
-    | {"compiler", "cost", "forks", "importers", "estimate", "runtime", "trace", "numpy"},  # rlx/__init__.py
+    | {
+        "compiler",
+        "cost",
+        "forks",
+        "importers",
+        "estimate",
+        "runtime",
+        "trace",
+        "transform",
+        "numpy",
+    },  # rlx/__init__.py
     "demo": {"ir", "runtime", "rlx"},
     "__main__": {"cli"},
     "cli": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "testing", "rlx", "demo", "llm"},

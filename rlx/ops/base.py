@@ -62,6 +62,14 @@ class Op:
     decompose: ClassVar[Callable[..., Any] | None] = None  # (g: Graph, *values) -> value or tuple of values
     lower_in_place: ClassVar[Callable[..., Any] | None] = None  # as lower, for a part of x: k.written(...)
 
+    # gradients (design.md section 4): attached by rlx.ops.gradients, or methods of an op from elsewhere
+    jvp: ClassVar[Callable[..., Any] | None] = None  # (inputs, outputs, tangents or None) -> tangents of the outputs
+    transpose: ClassVar[Callable[..., Any] | None] = None  # (inputs, cotangents, i) -> cotangent of input i, or None
+    vjp: ClassVar[Callable[..., Any] | None] = None  # (inputs, outputs, cotangents) -> cotangents of the inputs
+    formula: ClassVar[Callable[..., Any] | None] = None  # (*inputs) -> outputs, in ops that have rules
+    batch: ClassVar[Callable[..., Any] | None] = None  # (inputs, batched) -> outputs with one more axis in front
+    linear: ClassVar[str] = ""  # "each" or "joint": how it depends on its float inputs; "zero": not to first order
+
     alike: ClassVar[bool] = False  # whether the inputs are of one element type, which Python numbers then take
     overwrites: ClassVar[int | None] = None  # the input whose memory a device's own kernel may put the result into
     strings: ClassVar[str] = "none"  # "none": refused; "moved": or compared for equality; "read" on the host

@@ -1,4 +1,4 @@
-"""Ops of no family: bits under another type, determinants, image files."""
+"""Ops of no family: bits under another type, determinants, image files, marks for gradients."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 
 from rlx.errors import DTypeError, ExecutionError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES, DType, dtype_of
-from rlx.ir.graph import Array, TensorType
+from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Size, unify
 from rlx.ops.base import Op, Work, check_kind, register, tensor_bytes, widened
+from rlx.ops.elementwise import Identity
 from rlx.ops.select import Produced
 
-__all__ = ["IMAGE_FORMATS", "BitCast", "DecodeImage", "Det"]
+__all__ = ["IMAGE_FORMATS", "Again", "BitCast", "DecodeImage", "Det", "StopGradient"]
 
 IMAGE_FORMATS = ("BMP", "JPEG", "JPEG2000", "TIFF", "PNG", "WEBP", "PPM")
 PIXELS = {"RGB": 3, "BGR": 3, "Grayscale": 1}
@@ -43,6 +44,35 @@ class BitCast(Op):
 
     def lower(self, k: Any, x: Any) -> Any:
         return k.map(lambda *i: k.bitcast(x(*i), self.to))
+
+
+class _Itself(Op):
+    """Base of marks: x itself, whatever it is."""
+
+    def infer(self, x: TensorType) -> TensorType:
+        return TensorType(x.shape, x.dtype)
+
+    def reference(self, x: Array) -> Array:
+        return x
+
+    def work(self, *x: TensorType) -> Work:
+        return self.elementwise_work(0, *x)
+
+    def decompose(self, g: Graph, x: Value) -> Value:
+        return g.add(Identity(), x)[0]
+
+    def lower(self, k: Any, x: Any) -> Any:
+        return k.map(x)
+
+
+@register
+class StopGradient(_Itself):
+    """x itself, which gradients take for a constant. (jax.lax.stop_gradient)"""
+
+
+@register
+class Again(_Itself):
+    """x itself, as a value that is not found to be equal to x: what is computed of it is computed again."""
 
 
 @register

@@ -29,7 +29,7 @@ ELSEWHERE = {  # names that other libraries have -> what is written here
     "from_sklearn": "rlx.load(estimator, example_inputs=X[:1])",
     "from_torch": "rlx.load(module, example_inputs=(x,)), or torch.compile(module, backend='rlx')",
     "load_model": "rlx.load(path)",
-    "no_grad": "rlx computes no gradients, so there is nothing to switch off",
+    "no_grad": "gradients are computed where rlx.grad asks for them only; rlx.stop_gradient(x) holds a value constant",
     "save": "model.save(path) writes what was compiled",
     "tensor": "runs take NumPy arrays as they are; graph.const(array) makes a value of a graph",
     "tree_map": "trees of arrays go in and out of functions of rlx.jit as they are",

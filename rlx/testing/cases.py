@@ -187,9 +187,9 @@ def _prelu(name: str, n: Size, m: Size) -> Cases:
 
 def _identity(name: str, n: Size, m: Size) -> Cases:
     for dtype in ALL:
-        yield case(elementwise.Identity(), Operand((n, m), dtype, "any"))
-    yield case(elementwise.Identity(), Operand(()))
-    yield case(elementwise.Identity(), Operand((n, m)), turned=True)
+        yield case(OPS[name](), Operand((n, m), dtype, "any"))
+    yield case(OPS[name](), Operand(()))
+    yield case(OPS[name](), Operand((n, m)), turned=True)
 
 
 def _reshape(name: str, n: Size, m: Size) -> Cases:
@@ -588,7 +588,7 @@ _MAKERS: dict[str, Make] = {
     "gemm": _gemm,
     "global_average_pool": _global_pool,
     "global_max_pool": _global_pool,
-    "identity": _identity,
+    **dict.fromkeys(("identity", "stop_gradient", "again"), _identity),
     "iota": _iota,
     "layer_norm": _layer_norm,
     "log_softmax": _softmax,

@@ -63,7 +63,8 @@ ALL = (*FLOATS, *INTEGERS, "bool")
 
 # Nothing is rounded, or IEEE 754 says how: the bits are those of the reference.
 EXACT = frozenset((
-    "abs", "add", "and", "arg_max", "arg_min", "as_shape", "bit_cast", "bit_shift", "bitwise_and", "bitwise_not",
+    "abs", "add", "again", "and",
+    "arg_max", "arg_min", "as_shape", "bit_cast", "bit_shift", "bitwise_and", "bitwise_not",
     "bitwise_or", "bitwise_xor", "cast", "ceil", "center_crop_pad", "clip", "compress", "concat", "depth_to_space",
     "div", "equal",
     "expand", "eye_like", "floor", "from_pairs", "full",
@@ -74,7 +75,8 @@ EXACT = frozenset((
     "real_part", "reciprocal", "reduce_max", "reduce_min", "relabel", "relu", "reshape", "resize_nearest",
     "reverse_sequence",
     "round", "scatter_elements", "scatter_nd", "shrink", "sign", "size_of", "slice", "space_to_depth", "split",
-    "sqrt", "squeeze", "sub", "thresholded_relu", "tile", "top_k", "transpose", "tree_ensemble", "trilu", "unique",
+    "sqrt", "squeeze",
+    "stop_gradient", "sub", "thresholded_relu", "tile", "top_k", "transpose", "tree_ensemble", "trilu", "unique",
     "unsqueeze", "where", "whole_conv", "xor",
 ))  # fmt: skip
 

@@ -24,7 +24,7 @@ from rlx.ops.layout import Iota, SizeOf
 from rlx.records import dataclass
 from rlx.trace.tree import differs_at, fill, leaves_of
 
-__all__ = ["cond", "fori_loop", "scan", "value_of", "while_loop"]
+__all__ = ["cond", "fori_loop", "opened", "scan", "value_of", "while_loop"]
 
 BOOL, I64 = DTYPES["bool"], DTYPES["i64"]
 ROUNDS = 4  # of tracing a loop body until the types of its number carries are found
@@ -90,7 +90,7 @@ def _captured(*traced: _Traced) -> list[Value]:
 
 
 @contextmanager
-def _open(what: str, trees: Sequence[Any]) -> Iterator[Frame]:
+def opened(what: str, trees: Sequence[Any]) -> Iterator[Frame]:
     """The frame that a control-flow call adds to: the innermost one, or one for a graph built by hand."""
     values = [leaf for tree in trees for _, leaf in leaves_of(tree, "") if isinstance(leaf, Value)]
     graph, frame = frame_of(values, what)
@@ -131,7 +131,7 @@ def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *
         raise OptionError(
             f"cond: the condition must be bool[], got {pred.type}; compare, and reduce by np.any or np.all"
         )
-    with _open("cond", [pred, operands]) as outer:
+    with opened("cond", [pred, operands]) as outer:
         given = [value_of(outer, leaf, f"cond: operand{path}") for path, leaf in leaves_of(operands, "")]
         sides = [_trace(outer, n, f, operands, given) for n, f in (("true_fn", true_fn), ("false_fn", false_fn))]
         difference = differs_at(sides[0].tree, sides[1].tree, "result")
@@ -215,7 +215,7 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
 
     The carry is a tree whose structure, shapes and element types stay; else `ShapeError` names the leaf.
     """
-    with _open("while_loop", [init]) as outer:
+    with opened("while_loop", [init]) as outer:
 
         def trace(first: list[Value]) -> _Traced:
             return _trace(outer, "body_fun", body_fun, [init], first)
@@ -246,7 +246,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init:
             raise OptionError(f"fori_loop: the bounds are ints, sizes or integer values, got {bound!r}")
     lower, upper = (b if isinstance(b, Dim) else int(b) for b in (lower, upper))
     rounds: Size = max_size(upper - lower, 0)
-    with _open("fori_loop", [init]) as outer:
+    with opened("fori_loop", [init]) as outer:
         (numbers,) = outer.graph.add(Iota(rounds, lower), name="")
         numbers.weak = True
         carry, _ = _scan("fori_loop", outer, lambda c, i: (body_fun(i, c), None), init, numbers, None, False)
@@ -267,7 +267,7 @@ def scan(
     `xs` is a tree of arrays [n, ...], or None with `length` n. The carry keeps structure, shapes and element types;
     else `ShapeError` names the leaf. `reverse` goes from the last row to the first; y of row i is row i of the result.
     """
-    with _open("scan", [init, xs]) as outer:
+    with opened("scan", [init, xs]) as outer:
         return _scan("scan", outer, f, init, xs, length, reverse)
 
 

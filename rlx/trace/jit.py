@@ -276,7 +276,7 @@ def _builder(tree: Any) -> Callable[[Iterator[Array]], Any]:
 
 def _count(function: Callable[..., Any]) -> None:
     """Warns where jit is called again and again on one function, each time to trace and compile it anew."""
-    code = getattr(function, "__code__", None)
+    code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return
     count = _JITTED[code] = _JITTED.get(code, 0) + 1

@@ -1,0 +1,118 @@
+"""Rules of matrix products and convolutions."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+from rlx.errors import UnsupportedOp
+from rlx.ir.graph import Value
+from rlx.ir.shape import Size
+from rlx.ops.base import Op, apply
+from rlx.ops.contract import MatMul
+from rlx.ops.conv import Conv, ConvTranspose
+from rlx.ops.elementwise import Add
+from rlx.ops.gradients.attach import jvp, linear, reshaped, summed_to, transpose, vjp
+from rlx.ops.layout import Concat, Pad, Reshape, Slice, Transpose
+from rlx.ops.reduction import ReduceSum
+
+
+def swapped(x: Value) -> Value:
+    """The last two axes exchanged."""
+    return apply(Transpose((*range(x.rank - 2), x.rank - 1, x.rank - 2)), x)  # type: ignore[no-any-return]
+
+
+@linear("each", MatMul)
+def _matmul(op: Op, inputs: Any, cotangents: Any, i: int) -> Value:
+    """ct b^T and a^T ct, with vectors as matrices of one row or column."""
+    a, b = inputs
+    ct = cotangents[0]
+    if b.rank == 1:
+        ct = reshaped(ct, (*ct.shape, 1))
+    if a.rank == 1:
+        ct = reshaped(ct, (*ct.shape[: ct.rank - 1], 1, ct.shape[-1]))
+    if i == 0:
+        other = reshaped(b, (b.shape[0], 1)) if b.rank == 1 else b
+        shape = (1, a.shape[0]) if a.rank == 1 else a.shape
+        made = apply(MatMul(), ct, swapped(other))
+    else:
+        other = reshaped(a, (1, a.shape[0])) if a.rank == 1 else a
+        shape = (b.shape[0], 1) if b.rank == 1 else b.shape
+        if b.rank == 2 and other.rank > 2 and ct.rank == other.rank:
+            rows = [
+                reshaped(v, (_count(v.shape[:-1]), v.shape[-1])) for v in (other, ct)
+            ]  # one product, no sum of many
+            made = apply(MatMul(), swapped(rows[0]), rows[1])
+        else:
+            made = apply(MatMul(), swapped(other), ct)
+    return reshaped(summed_to(made, shape), inputs[i].shape)
+
+
+def _count(sizes: tuple[Size, ...]) -> Size:
+    total: Size = 1
+    for size in sizes:
+        total = total * size
+    return total
+
+
+@jvp(Conv)
+def _conv_jvp(op: Conv, inputs: Any, outputs: Any, tangents: Any) -> Any:
+    x, w, *_ = inputs
+    t, u, *bias = tangents
+    terms = ([] if t is None else [apply(op, t, w)]) + ([] if u is None else [apply(op, x, u)])
+    if bias and bias[0] is not None:
+        terms.append(reshaped(bias[0], (bias[0].shape[0], *[1] * (x.rank - 2))))
+    total = terms[0]
+    for term in terms[1:]:
+        total = apply(Add(), total, term)
+    return total
+
+
+@vjp(Conv)
+def _conv_vjp(op: Conv, inputs: Any, outputs: Any, cotangents: Any) -> Any:
+    return tuple(_conv_transpose(op, inputs, cotangents, i) for i in range(len(inputs)))
+
+
+@transpose(Conv)
+def _conv_transpose(op: Conv, inputs: Any, cotangents: Any, i: int) -> Value:
+    ct = cotangents[0]
+    if i == 2:
+        return apply(ReduceSum((0, *range(2, ct.rank)), False), ct)  # type: ignore[no-any-return]
+    return _conv_data(op, inputs, ct) if i == 0 else _conv_weight(op, inputs, ct)
+
+
+def _conv_data(op: Conv, inputs: Any, ct: Value) -> Value:
+    """A transposed convolution, and the border that the padding took or windows did not reach."""
+    x, w = inputs[:2]
+    strides, dilations, pads = op.window(x.rank)
+    n = x.rank - 2
+    if not all(isinstance(size, int) for size in w.shape):
+        raise UnsupportedOp("conv: the gradient of an image needs a weight of known sizes")
+    back = ConvTranspose(strides, dilations, groups=op.groups)
+    full = apply(back, ct, w)
+    ends = [size + pads[d] - full.shape[d + 2] for d, size in enumerate(x.shape[2:])]
+    if any(end != 0 for end in ends) or any(pad != 0 for pad in pads[:n]):
+        full = apply(Pad((0, 0, *(0 - pad for pad in pads[:n]), 0, 0, *ends)), full)
+    return reshaped(full, x.shape)
+
+
+def _conv_weight(op: Conv, inputs: Any, ct: Value) -> Value:
+    """For each tap the product of the cotangents with the elements under it, summed over batch and windows."""
+    x, w = inputs[:2]
+    strides, dilations, pads = op.window(x.rank)
+    n, g = x.rank - 2, op.groups
+    if not all(isinstance(size, int) for size in w.shape[2:]):
+        raise UnsupportedOp("conv: the gradient of a weight needs a window of known sizes")
+    if any(pad != 0 for pad in pads):
+        x = apply(Pad((0, 0, *pads[:n], 0, 0, *pads[n:])), x)
+    batch, out = ct.shape[0], ct.shape[2:]
+    each = (w.shape[0] // g, w.shape[1])
+    rows = reshaped(ct, (batch, g, each[0], _count(out)))
+    taps = []
+    for tap in product(*(range(k) for k in w.shape[2:])):
+        starts = (0, 0, *(k * d for k, d in zip(tap, dilations, strict=True)))
+        part = apply(Slice(starts, (*x.shape[:2], *out), (1, 1, *strides)), x)
+        part = apply(Reshape((batch, g, each[1], _count(out))), part)
+        made = apply(ReduceSum((0,), False), apply(MatMul(), rows, swapped(part)))
+        taps.append(reshaped(made, (w.shape[0], w.shape[1], 1)))
+    return reshaped(apply(Concat(2), *taps) if len(taps) > 1 else taps[0], w.shape)

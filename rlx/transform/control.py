@@ -1,0 +1,220 @@
+"""Derivatives of control flow: branches, loops over rows, and (forwards) loops that data end.
+
+Backwards, a branch is computed again where its gradient is; a scan keeps the carries before each round and goes through
+them from the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlx.ir.graph import Graph, Node, Value
+from rlx.ops.control import If, Scan, While
+from rlx.ops.gradients.attach import is_smooth, zeros
+from rlx.ops.gradients.engine import CONTROL, open_frame, pull, push, replay
+from rlx.trace.control import cond, scan, while_loop
+
+Tangents = Sequence[Value | None]
+
+
+def inlined(region: Graph, inputs: Sequence[Value]) -> tuple[list[Value], list[Node]]:
+    """The results of a region on these values, in the open graph, and the nodes that this takes."""
+    frame = open_frame()
+    values: dict[Value, Value] = dict(zip(region.inputs, inputs, strict=True))
+    for const in region.constants:
+        values[const] = frame.array(const.data)
+    start = len(frame.graph.nodes)
+    replay(region.nodes, values)
+    return [values[o.value] for o in region.outputs], frame.graph.nodes[start:]
+
+
+def _own(values: Sequence[Value]) -> list[Value]:
+    """The values as ones of the open graph."""
+    frame = open_frame()
+    return [frame.own(v) for v in values]
+
+
+def _pulled(region: Graph, inputs: Sequence[Value], cotangents: Tangents, wanted: Sequence[int]) -> list[Value]:
+    """The cotangents of the inputs `wanted` of a region, zeros where nothing depends on one."""
+    from rlx.ops import identity
+
+    inputs = [identity(v) for v in inputs]
+    results, nodes = inlined(region, inputs)
+    seeds: dict[Value, Value] = {}
+    for value, ct in zip(results, cotangents, strict=True):
+        if ct is not None and is_smooth(value):
+            seeds[value] = seeds[value] + ct if value in seeds else ct
+    asked = [inputs[i] for i in wanted]
+    return [zeros(v) if ct is None else ct for v, ct in zip(asked, pull(nodes, seeds, asked), strict=True)]
+
+
+def _pushed(region: Graph, inputs: Sequence[Value], tangents: dict[int, Value]) -> tuple[list[Value], list[Value]]:
+    """The results of a region, and the tangents of those that are floats, zeros where nothing depends on one."""
+    from rlx.ops import identity
+
+    inputs = [identity(v) for v in inputs]
+    results, nodes = inlined(region, inputs)
+    known = {inputs[i]: t for i, t in tangents.items()}
+    push(nodes, known)
+    return results, [known[v] if v in known else zeros(v) for v in results if is_smooth(v)]
+
+
+def _spread(places: Sequence[int], values: Sequence[Value], count: int) -> list[Value | None]:
+    made: list[Value | None] = [None] * count
+    for place, value in zip(places, values, strict=True):
+        made[place] = value
+    return made
+
+
+class _If:
+    """The condition chooses between derivatives as it does between the branches."""
+
+    def vjp(self, node: Node, cotangents: Tangents, flags: Sequence[bool]) -> Tangents:
+        pred, *captured = _own(node.inputs)
+        wanted = [i for i, flag in enumerate(flags[1:]) if flag]
+        given = [ct for ct in cotangents if ct is not None]
+
+        def side(region: Graph) -> Any:
+            def pulled(*values: Any) -> Any:
+                inputs, cts = values[: len(captured)], iter(values[len(captured) :])
+                filled = [None if ct is None else next(cts) for ct in cotangents]
+                return tuple(_pulled(region, inputs, filled, wanted))
+
+            return pulled
+
+        made = cond(pred, side(node.regions[0]), side(node.regions[1]), *captured, *given)
+        return _spread([i + 1 for i in wanted], made, len(node.inputs))
+
+    def jvp(self, node: Node, tangents: Tangents) -> Tangents:
+        pred, *captured = _own(node.inputs)
+        places = [i for i, t in enumerate(tangents[1:]) if t is not None]
+        given = [t for t in tangents[1:] if t is not None]
+
+        def side(region: Graph) -> Any:
+            def pushed(*values: Any) -> Any:
+                inputs, ts = values[: len(captured)], values[len(captured) :]
+                return tuple(_pushed(region, inputs, dict(zip(places, ts, strict=True)))[1])
+
+            return pushed
+
+        made = cond(pred, side(node.regions[0]), side(node.regions[1]), *captured, *given)
+        return _spread([i for i, v in enumerate(node.outputs) if is_smooth(v)], made, len(node.outputs))
+
+
+def _rounds(node: Node) -> tuple[list[Value], list[Value], list[Value]]:
+    """The carries, scanned inputs and captured values of a scan."""
+    op: Any = node.op
+    values = _own(node.inputs)
+    return values[: op.carries], values[op.carries : op.carries + op.scanned], values[op.carries + op.scanned :]
+
+
+class _Scan:
+    """Rows of tangents go along; cotangents go back through the carries before each round, which are kept for it."""
+
+    def _carries_before(self, node: Node) -> tuple[Any, ...]:
+        """Each carry before each round, stacked."""
+        op: Any = node.op
+        carries, rows, captured = _rounds(node)
+
+        def body(carry: Any, row: Any) -> Any:
+            results, _ = inlined(node.regions[0], [*carry, *(row or ()), *_own(captured)])
+            return tuple(results[: op.carries]), carry
+
+        kept = scan(body, tuple(carries), tuple(rows) if rows else None, length=op.length, reverse=op.reverse)
+        return tuple(kept[1])
+
+    def vjp(self, node: Node, cotangents: Tangents, flags: Sequence[bool]) -> Tangents:
+        op: Any = node.op
+        carries, rows, captured = _rounds(node)
+        before = self._carries_before(node) if carries else ()
+        first, moved, fixed = op.carries, [], []
+        for i, flag in enumerate(flags):
+            if flag and i >= first + op.scanned:
+                fixed.append(i)
+            elif flag and i >= first:
+                moved.append(i)
+        smooth = [i for i, v in enumerate(carries) if is_smooth(v)]
+        start = [zeros(carries[i]) if cotangents[i] is None else cotangents[i] for i in smooth]
+        stacked = [(k, ct) for k, ct in enumerate(cotangents[first:]) if ct is not None]
+        totals = [zeros(node.inputs[i]) for i in fixed]
+
+        def body(carry: Any, row: Any) -> Any:
+            of_carries, sums = carry
+            values, own_rows, of_rows = row
+            given: list[Value | None] = [None] * len(cotangents)
+            for i, ct in zip(smooth, of_carries, strict=True):
+                given[i] = ct
+            for (k, _), ct in zip(stacked, of_rows, strict=True):
+                given[first + k] = ct
+            inputs = [*values, *own_rows, *_own(captured)]
+            found = _pulled(node.regions[0], inputs, given, [*smooth, *moved, *fixed])
+            n, m = len(smooth), len(smooth) + len(moved)
+            return (tuple(found[:n]), tuple(a + b for a, b in zip(sums, found[m:], strict=True))), tuple(found[n:m])
+
+        rows_in = (before, tuple(rows), tuple(ct for _, ct in stacked))
+        length = op.length if not (before or rows or stacked) else None
+        (last, sums), made = scan(body, (tuple(start), tuple(totals)), rows_in, length=length, reverse=not op.reverse)
+        return _spread([*smooth, *moved, *fixed], [*last, *made, *sums], len(node.inputs))
+
+    def jvp(self, node: Node, tangents: Tangents) -> Tangents:
+        op: Any = node.op
+        carries, rows, captured = _rounds(node)
+        first = op.carries
+        smooth = [i for i, v in enumerate(carries) if is_smooth(v)]
+        start = []
+        for i in smooth:
+            t = tangents[i]
+            start.append(zeros(carries[i]) if t is None else t)
+        moved = [i for i in range(first, first + op.scanned) if tangents[i] is not None]
+        fixed = [i for i in range(first + op.scanned, len(node.inputs)) if tangents[i] is not None]
+
+        def body(carry: Any, row: Any) -> Any:
+            values, ts = carry
+            own_rows, row_ts = row if row is not None else ((), ())
+            known = dict(zip([*smooth, *moved], [*ts, *row_ts], strict=True))
+            for i in fixed:
+                t = tangents[i]
+                assert t is not None
+                known[i] = open_frame().own(t)
+            results, made = _pushed(node.regions[0], [*values, *own_rows, *_own(captured)], known)
+            return (tuple(results[:first]), tuple(made[: len(smooth)])), tuple(made[len(smooth) :])
+
+        rows_in = (tuple(rows), tuple(tangents[i] for i in moved)) if rows else None
+        init = (tuple(carries), tuple(start))
+        (_, last), stacked = scan(body, init, rows_in, length=op.length, reverse=op.reverse)
+        places = [*smooth, *(i for i in range(first, len(node.outputs)) if is_smooth(node.outputs[i]))]
+        return _spread(places, [*last, *stacked], len(node.outputs))
+
+
+class _While:
+    """Tangents are carried along; how often it runs has none."""
+
+    def jvp(self, node: Node, tangents: Tangents) -> Tangents:
+        op: Any = node.op
+        values = _own(node.inputs)
+        carries, captured = values[: op.carries], values[op.carries :]
+        smooth = [i for i, v in enumerate(carries) if is_smooth(v)]
+        start = []
+        for i in smooth:
+            t = tangents[i]
+            start.append(zeros(carries[i]) if t is None else t)
+        asked, region = node.regions
+
+        def again(carry: Any) -> Any:
+            return inlined(asked, [*carry[0], *_own(captured)])[0][0]
+
+        def body(carry: Any) -> Any:
+            known = dict(zip(smooth, carry[1], strict=True))
+            for i in range(op.carries, len(node.inputs)):
+                t = tangents[i]
+                if t is not None:
+                    known[i] = open_frame().own(t)
+            results, made = _pushed(region, [*carry[0], *_own(captured)], known)
+            return tuple(results), tuple(made)
+
+        _, last = while_loop(again, body, (tuple(carries), tuple(start)))
+        return _spread(smooth, last, len(node.outputs))
+
+
+CONTROL.update({If: _If(), Scan: _Scan(), While: _While()})

@@ -1,0 +1,271 @@
+"""`rlx.grad`, `value_and_grad`, `vjp`, `jvp` and what is made of them: derivatives of functions over graph values.
+
+A function is called in the open graph, and the nodes that it adds there are differentiated. Called with arrays, where
+no graph is open, the derivative is compiled by `rlx.jit` and run.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+from rlx.boundary import bounded
+from rlx.errors import CompileError, DTypeError, OptionError, ShapeError
+from rlx.ir.frames import Frame, current
+from rlx.ir.graph import Graph, Node, Value
+from rlx.ops.base import apply
+from rlx.ops.elementwise import Identity
+from rlx.ops.gradients.attach import cast, is_smooth, zeros
+from rlx.ops.gradients.engine import open_frame, pull, push
+from rlx.trace.control import opened, value_of
+from rlx.trace.jit import jit
+from rlx.trace.tree import differs_at, fill, leaves_of
+from rlx.transform import control as _control  # noqa: F401 - the rules of control flow
+from rlx.transform import recurrent as _recurrent  # noqa: F401 - those of recurrent layers
+from rlx.transform.graphs import grad_of_graph
+
+__all__ = ["Argnums", "grad", "hvp", "jvp", "named", "positions", "transformed", "value_and_grad", "vjp"]
+
+Argnums = int | Sequence[int]
+
+
+def transformed(what: str, function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call` under the signature of `function`: in an open graph as it is, on arrays compiled and run."""
+    if not callable(function):
+        raise OptionError(f"{what} takes a function, got {type(function).__name__}")
+    compiled: list[Any] = []
+
+    def within(*args: Any, **kwargs: Any) -> Any:
+        with opened(what, [args, kwargs]):
+            return call(*args, **kwargs)
+
+    functools.update_wrapper(within, function)
+
+    @functools.wraps(function)
+    def outer(*args: Any, **kwargs: Any) -> Any:
+        leaves = leaves_of([args, kwargs], "")
+        if current() is not None or any(isinstance(leaf, Value) for _, leaf in leaves):
+            return within(*args, **kwargs)
+        if not compiled:
+            compiled.append(jit(within))
+        return compiled[0](*args, **kwargs)
+
+    return bounded(what, CompileError)(outer)
+
+
+def named(frame: Frame, tree: Any, path: str) -> tuple[list[tuple[str, Value]], Any]:
+    """The leaves of a tree as values of their own, told from what they equal, and the tree of these."""
+    made = []
+    for name, leaf in leaves_of(tree, path):
+        value = value_of(frame, leaf, name)
+        own: Value = apply(Identity(), value)
+        own.weak = value.weak
+        made.append((name, own))
+    return made, fill(tree, [value for _, value in made])
+
+
+def _check_smooth(what: str, leaves: Sequence[tuple[str, Value]]) -> None:
+    for path, value in leaves:
+        if not is_smooth(value):
+            raise DTypeError(
+                f"{what}: {path} is {value.type}, and only floats have derivatives: cast it to a float, or name the "
+                "arguments to differentiate by argnums"
+            )
+
+
+def positions(what: str, argnums: Argnums, count: int) -> list[int]:
+    """The positions as 0 <= n < count; `OptionError` for others."""
+    given = [argnums] if isinstance(argnums, int) else list(argnums)
+    for n in given:
+        if not isinstance(n, int) or isinstance(n, bool) or not -count <= n < count:
+            raise OptionError(f"{what}: argnums {argnums!r}: the call has {count} arguments by position")
+    return [n % count for n in given]
+
+
+# ---- reverse
+
+
+def _traced(frame: Frame, function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, list[Node]]:
+    """What the function returns, and the nodes that it adds to the graph."""
+    start = len(frame.graph.nodes)
+    result = function(*args, **kwargs)
+    return result, frame.graph.nodes[start:]
+
+
+@overload
+def value_and_grad(function: Graph, *, wrt: str | Sequence[str] | None = None, of: str | None = None) -> Graph: ...
+@overload
+def value_and_grad(
+    function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False
+) -> Callable[..., Any]: ...
+@bounded("value_and_grad", CompileError)
+def value_and_grad(
+    function: Callable[..., Any] | Graph, argnums: Argnums = 0, *, has_aux: bool = False, **of_graph: Any
+) -> Any:
+    """A function that gives `(value, gradient)` of `function`, a scalar. (jax.value_and_grad) See `grad`."""
+    if isinstance(function, Graph):
+        return grad_of_graph(function, keep=True, **of_graph)
+    return _value_and_grad("value_and_grad", function, argnums, has_aux)
+
+
+def _value_and_grad(what: str, function: Callable[..., Any], argnums: Argnums, has_aux: bool) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        frame = open_frame()
+        chosen = positions(what, argnums, len(args))
+        given, leaves = list(args), []
+        for n in chosen:
+            found, given[n] = named(frame, args[n], f"argument {n}")
+            leaves.append(found)
+            _check_smooth(what, found)
+        result, nodes = _traced(frame, function, *given, **kwargs)
+        result, aux = _with_aux(what, result) if has_aux else (result, None)
+        y = _scalar(what, frame, result)
+        flat = [value for found in leaves for _, value in found]
+        made = iter(pull(nodes, {y: _one(y)}, flat))
+        grads = [
+            fill(args[n], [zeros(v) if ct is None else ct for (_, v), ct in zip(found, made, strict=False)])
+            for n, found in zip(chosen, leaves, strict=True)
+        ]
+        whole = grads[0] if isinstance(argnums, int) else tuple(grads)
+        return ((y, aux) if has_aux else y), whole
+
+    return transformed(what, function, call)
+
+
+def _one(y: Value) -> Value:
+    return zeros(y) + 1
+
+
+def _with_aux(what: str, result: Any) -> tuple[Any, Any]:
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise OptionError(f"{what}: with has_aux the function returns (value, aux), got {type(result).__name__}")
+    return result
+
+
+def _scalar(what: str, frame: Frame, result: Any) -> Value:
+    leaves = leaves_of(result, "result")
+    if len(leaves) != 1:
+        raise ShapeError(f"{what}: the function returns {len(leaves)} arrays: return one scalar, or has_aux=True")
+    y = value_of(frame, leaves[0][1], "result")
+    if y.shape != () or not is_smooth(y):
+        raise ShapeError(
+            f"{what}: the function returns {y.type}: a gradient is that of one float []; sum it, or use rlx.vjp with a "
+            "cotangent of its shape, or rlx.jacrev"
+        )
+    return y
+
+
+@overload
+def grad(function: Graph, *, wrt: str | Sequence[str] | None = None, of: str | None = None) -> Graph: ...
+@overload
+def grad(function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False) -> Callable[..., Any]: ...
+@bounded("grad", CompileError)
+def grad(function: Callable[..., Any] | Graph, argnums: Argnums = 0, *, has_aux: bool = False, **of_graph: Any) -> Any:
+    """The gradient of a function that returns a scalar, by the arguments at positions `argnums`. (jax.grad)
+
+    The result is a function of the same arguments; it gives a tree like the argument (a tuple of them for several
+    `argnums`), and with `has_aux`, for a function that returns (scalar, aux), the pair (gradient, aux). Arguments are
+    trees of floats of 16 bits or more: `DTypeError` for others, `ShapeError` for a result that is no scalar,
+    `UnsupportedOp` for nodes without a rule. Of a `Graph`: `grad(graph, wrt=[names], of=output)` is a graph with the
+    outputs `grad_<name>`; `wrt` names inputs and params (by default all params that are floats), and `of` a scalar
+    output (by default the only one).
+    """
+    if isinstance(function, Graph):
+        return grad_of_graph(function, keep=False, **of_graph)
+    both = _value_and_grad("grad", function, argnums, has_aux)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        value, found = both(*args, **kwargs)
+        return (found, value[1]) if has_aux else found
+
+    return transformed("grad", function, call)
+
+
+@bounded("vjp", CompileError)
+def vjp(function: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    """`(result, pullback)` of a call; `pullback(cotangent)` gives a tuple of cotangents of the primals. (jax.vjp)
+
+    It works on graph values, in a function that is traced: `pullback` adds to the graph. The cotangent is a tree like
+    the result. With `has_aux` the function returns (result, aux), and this (result, pullback, aux).
+    """
+    with opened("vjp", [primals]) as frame:
+        leaves, given = named(frame, primals, "primals")
+        _check_smooth("vjp", leaves)
+        result, nodes = _traced(frame, function, *given)
+        result, aux = _with_aux("vjp", result) if has_aux else (result, None)
+        outputs = [value_of(frame, leaf, path) for path, leaf in leaves_of(result, "result")]
+
+    def pullback(cotangent: Any) -> tuple[Any, ...]:
+        """The cotangents of the primals for this one of the result."""
+        difference = differs_at(result, cotangent, "cotangent")
+        if difference is not None:
+            raise OptionError(f"vjp: {difference}: a cotangent is a tree like the result")
+        with opened("vjp", [cotangent, outputs]) as frame:
+            seeds: dict[Value, Value] = {}
+            for value, (path, leaf) in zip(outputs, leaves_of(cotangent, "cotangent"), strict=True):
+                ct = _alike("vjp", frame, path, leaf, value)
+                if is_smooth(value):
+                    seeds[value] = seeds[value] + ct if value in seeds else ct
+            found = pull(nodes, seeds, [v for _, v in leaves])
+            made = [zeros(v) if ct is None else ct for (_, v), ct in zip(leaves, found, strict=True)]
+        return fill(primals, made)  # type: ignore[no-any-return]
+
+    result = fill(result, outputs)
+    return (result, pullback, aux) if has_aux else (result, pullback)
+
+
+def _alike(what: str, frame: Frame, path: str, leaf: Any, like: Value) -> Value:
+    value = value_of(frame, leaf, path)
+    if value.weak and value.shape == ():
+        value = cast(value, like.dtype)
+    if value.shape != like.shape or value.dtype is not like.dtype:
+        raise ShapeError(f"{what}: {path} is {value.type}, expected {like.type}")
+    return value
+
+
+# ---- forward
+
+
+@bounded("jvp", CompileError)
+def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    """`(result, tangent)` of `function(*primals)` along `tangents`, trees like the primals. (jax.jvp)
+
+    On arrays it is compiled and run; in a function that is traced it adds to the graph. Through `while_loop` as well.
+    """
+    if not isinstance(primals, tuple | list) or not isinstance(tangents, tuple | list):
+        raise OptionError("jvp: primals and tangents are tuples, one entry for each argument")
+    difference = differs_at(tuple(primals), tuple(tangents), "tangents")
+    if difference is not None:
+        raise OptionError(f"jvp: {difference}: tangents are trees like the primals")
+
+    def call(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        frame = open_frame()
+        leaves, given = named(frame, primals, "primals")
+        _check_smooth("jvp", leaves)
+        result, nodes = _traced(frame, function, *given)
+        known = {
+            v: _alike("jvp", frame, path, t, v)
+            for (_, v), (path, t) in zip(leaves, leaves_of(tangents, "tangents"), strict=True)
+        }
+        push(nodes, known)
+        outputs = [value_of(frame, leaf, path) for path, leaf in leaves_of(result, "result")]
+        made = [known[v] if v in known else zeros(v) for v in outputs]
+        return fill(result, outputs), fill(result, made)
+
+    if not callable(function):
+        raise OptionError(f"jvp takes a function, got {type(function).__name__}")
+    call.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]
+    call.__wrapped__ = function  # type: ignore[attr-defined]  # whom a warning of many compilations is about
+    found: tuple[Any, Any] = transformed("jvp", call, call)(tuple(primals), tuple(tangents))
+    return found
+
+
+@bounded("hvp", CompileError)
+def hvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """The product of the Hessian of a scalar function with `tangents`, by its first argument, without the Hessian.
+
+    It costs about two gradients: the `jvp` of `grad`. The result is a tree like the first primal.
+    """
+    return jvp(grad(function), primals, tangents)[1]

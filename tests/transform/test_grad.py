@@ -1,0 +1,333 @@
+"""Gradients of functions and graphs: trees, nesting, sizes, control flow, rules of one's own, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gradient_table
+import numpy as np
+import pytest
+
+import rlx
+from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError, UnsupportedOp
+from rlx.passes.cse import cse
+from rlx.passes.dce import dce
+
+RNG = np.random.default_rng(7)
+X, W = RNG.standard_normal((3, 4)), RNG.standard_normal((4, 5))
+
+
+def total(x: Any) -> Any:
+    return rlx.reduce_sum(x, keepdims=False)
+
+
+def numeric(f: Callable[..., Any], x: np.ndarray[Any, Any], step: float = 1e-6) -> np.ndarray[Any, Any]:
+    run, out = rlx.jit(f, device="reference"), np.zeros_like(x)
+    for i in np.ndindex(x.shape):
+        moved = np.zeros_like(x)
+        moved[i] = step
+        out[i] = (run(x + moved) - run(x - moved)) / (2 * step)
+    return out
+
+
+def test_trees_and_positions() -> None:
+    """Gradients are trees like the arguments; several positions give a tuple; aux comes back as it is."""
+
+    def loss(params: dict[str, Any], x: Any, scale: Any) -> Any:
+        y = np.tanh(x @ params["w"] + params["b"][0]) * scale
+        return total(y), {"y": y}
+
+    params = {"w": W, "b": [RNG.standard_normal(5)], "none": None}
+    by_params, by_scale = rlx.jit(rlx.grad(loss, (0, -1), has_aux=True))(params, X, 2.0)[0]
+    assert set(by_params) == {"w", "b", "none"}
+    assert by_params["none"] is None
+    y = np.tanh(X @ W + params["b"][0])
+    assert np.allclose(by_params["w"], X.T @ (2 * (1 - y * y)))
+    assert np.allclose(by_params["b"][0], (2 * (1 - y * y)).sum(0))
+    assert np.allclose(by_scale, y.sum())
+    (value, aux), gradient = rlx.value_and_grad(loss, has_aux=True)(params, X, 2.0)
+    assert np.allclose(aux["y"], 2 * y)
+    assert np.allclose(value, 2 * y.sum())
+    assert np.allclose(gradient["w"], by_params["w"])
+
+
+def test_an_argument_that_is_also_read_from_outside_counts_once() -> None:
+    """What is differentiated is told from an equal value that the function closes over."""
+
+    @rlx.jit
+    def f(x: Any) -> Any:
+        return rlx.grad(lambda y: total(y * x))(x)
+
+    assert np.array_equal(f(X), X)
+
+
+def test_unused_arguments_and_stopped_ones_have_zeros() -> None:
+    """A zero gradient is zeros of the shape."""
+    by_x, by_w = rlx.grad(lambda x, w: total(x * rlx.stop_gradient(x)), (0, 1))(X, W)
+    assert np.array_equal(by_x, X)
+    assert np.array_equal(by_w, np.zeros_like(W))
+
+
+def test_one_trace_serves_all_sizes() -> None:
+    """With open sizes the gradient graph is made once, and is right at each."""
+    f = rlx.jit(rlx.grad(lambda x, w: np.mean(np.tanh(x @ w) ** 2)), dims={"x": ("n", None)})
+    for n in (1, 3, 8):
+        x = RNG.standard_normal((n, 4))
+        y = np.tanh(x @ W)
+        assert np.allclose(f(x, W), (2 * y * (1 - y * y) / y.size) @ W.T)
+    assert len(f.traces) == 1
+
+
+def test_nested_derivatives() -> None:
+    """Second derivatives agree in every order of modes, and hvp with the Hessian."""
+
+    def f(x: Any) -> Any:
+        return total(np.sin(x) * x[::-1] * x) + np.prod(x)
+
+    x = X[0]
+    forward_over_reverse, reverse_over_reverse = rlx.hessian(f)(x), rlx.jacrev(rlx.grad(f))(x)
+    reverse_over_forward = rlx.jacrev(rlx.jacfwd(f))(x)
+    assert np.allclose(forward_over_reverse, reverse_over_reverse)
+    assert np.allclose(forward_over_reverse, reverse_over_forward)
+    assert np.allclose(rlx.hvp(f, (x,), (X[1],)), forward_over_reverse @ X[1])
+    third = rlx.jacfwd(rlx.hessian(f))(x)
+    assert np.allclose(third, third.transpose(2, 0, 1))
+
+
+def test_jacobians_of_trees() -> None:
+    """A tree of results, each a tree of arguments, of blocks."""
+
+    def f(a: dict[str, Any], b: Any) -> Any:
+        return {"u": a["p"] @ b, "v": total(b * b)}
+
+    a, b = {"p": X}, W[:, 0].copy()
+    for jacobian in (rlx.jacrev(f, (0, 1)), rlx.jacfwd(f, (0, 1))):
+        made = jacobian(a, b)
+        assert made["u"][0]["p"].shape == (3, 3, 4)
+        assert np.allclose(made["u"][1], X)
+        assert np.allclose(made["v"][1], 2 * b)
+        assert not made["v"][0]["p"].any()
+
+
+def loop(x: Any) -> Any:
+    carry, rows = rlx.scan(lambda c, r: (np.sin(c) * r, c * c), x[0], x, reverse=True)
+    return total(carry) + total(rows)
+
+
+def branch(x: Any) -> Any:
+    return rlx.cond(x[0, 0] > 0, lambda: total(x * x), lambda: total(np.exp(x)) + x[1, 1])
+
+
+def counted(x: Any) -> Any:
+    return total(rlx.fori_loop(0, 5, lambda i, c: np.tanh(c @ x.T @ x) + i, x))
+
+
+def nested(x: Any) -> Any:
+    return total(rlx.scan(lambda c, r: (rlx.cond(r[0] > 0, lambda: c * r, lambda: c - r), None), x[0] + 1.0, x)[0])
+
+
+@pytest.mark.parametrize("f", [loop, branch, counted, nested])
+def test_control_flow(f: Callable[..., Any]) -> None:
+    """Gradients through branches and loops, their own gradients too, forwards and backwards."""
+    for x in (X * 0.5, -X * 0.5):
+        found = rlx.grad(f)(x)
+        assert np.allclose(found, numeric(f, x), rtol=1e-5, atol=1e-6)
+        _, along = rlx.jvp(f, (x,), (X,))
+        assert np.allclose(along, np.sum(found * X))
+        second = rlx.grad(lambda v, f=f: total(rlx.grad(f)(v) * X))(x)  # type: ignore[misc]
+        assert np.allclose(second, rlx.hvp(f, (x,), (X,)))
+
+
+def test_while_has_forward_derivatives() -> None:
+    """A loop that data end: jvp is right, grad says why not."""
+
+    def f(x: Any) -> Any:
+        return rlx.while_loop(lambda c: total(c) < 100, lambda c: c * c + x, x)
+
+    x = np.array([1.5, 2.0])
+    one = rlx.jvp(f, (x,), (np.array([1.0, 0.0]),))[1]
+    run, step = rlx.jit(f), np.array([1e-6, 0.0])
+    assert np.allclose(one, (run(x + step) - run(x - step)) / 2e-6, rtol=1e-5)
+    with pytest.raises(UnsupportedOp, match=r"how often it runs is not known before; rlx\.scan"):
+        rlx.grad(lambda v: total(f(v)))(x)
+
+
+# ---- rules of one's own
+
+
+@rlx.custom_vjp
+def scaled(x: Any) -> Any:
+    return x * 2
+
+
+scaled.defvjp(lambda x: (x * 2, x), lambda kept, ct: (ct * kept * 100,))
+
+
+@rlx.custom_jvp
+def square(x: Any) -> Any:
+    return x * x
+
+
+square.defjvp(lambda primals, tangents: (primals[0] ** 2, 3 * tangents[0] * primals[0]))
+
+
+def test_rules_of_ones_own() -> None:
+    """They are used by grad, in regions and under vmap, instead of what is in the function."""
+    assert np.array_equal(scaled(X), X * 2)
+    assert np.allclose(rlx.grad(lambda x: total(scaled(x)))(X), 100 * X)
+    assert np.allclose(rlx.grad(lambda x: total(rlx.vmap(scaled)(x)))(X), 100 * X)
+    assert np.allclose(rlx.vmap(rlx.grad(lambda r: total(scaled(r))))(X), 100 * X)
+    assert np.allclose(rlx.grad(lambda x: total(rlx.scan(lambda c, r: (c, scaled(r)), 0.0, x)[1]))(X), 100 * X)
+    assert np.allclose(rlx.grad(lambda x: total(square(x)))(X), 3 * X)
+    assert np.allclose(rlx.jvp(square, (X,), (X,))[1], 3 * X * X)
+    assert np.allclose(rlx.grad(rlx.checkpoint(lambda x: total(square(scaled(x)))))(X), 3 * 2 * X * 100 * X)
+    with pytest.raises(UnsupportedOp, match="a rule for reverse mode only"):
+        rlx.jvp(scaled, (X,), (X,))
+
+
+def test_checkpoint_computes_again() -> None:
+    """The same gradient, by a graph that has the part twice."""
+
+    def f(x: Any) -> Any:
+        return total(np.tanh(np.sin(x @ W) @ W.T))
+
+    plain, again = (rlx.jit(rlx.grad(g)) for g in (f, rlx.checkpoint(f)))
+    assert np.array_equal(plain(X), again(X))
+    counts = [str(dce(cse(g.lower(X)))).count("sin(") for g in (plain, again)]
+    assert counts[1] == counts[0]  # the first one's result is not needed, the second's is
+    kept, twice = (str(dce(cse(rlx.jit(rlx.value_and_grad(g)).lower(X)))).count("sin(") for g in (f, rlx.checkpoint(f)))
+    assert twice == kept + 1
+    assert np.allclose(rlx.hessian(rlx.checkpoint(f))(X), rlx.hessian(f)(X))
+
+
+# ---- graphs
+
+
+def test_gradients_of_a_graph() -> None:
+    """Inputs and params by name; the graph that it is made of stays as it is."""
+    g = rlx.Graph("net")
+    x = g.input("x", (rlx.Dim("n", 1, 64), 4), "f64")
+    w = g.param("w", data=W)
+    g.output(total(rlx.tanh(rlx.matmul(x, w))), name="loss")
+    before = str(g)
+    model = rlx.compile(rlx.value_and_grad(g, wrt=["x", "w"]))
+    y = np.tanh(X @ W)
+    found = model({"x": X})
+    assert str(g) == before
+    assert list(found) == ["loss", "grad_x", "grad_w"]
+    assert np.allclose(found["grad_w"], X.T @ (1 - y * y))
+    assert np.allclose(found["grad_x"], (1 - y * y) @ W.T)
+    assert [o.name for o in rlx.grad(g).outputs] == ["grad_w"]  # params, where nothing is named
+    with pytest.raises(NameNotFound, match="no output 'other'; it has loss"):
+        rlx.grad(g, of="other")
+    with pytest.raises(NameNotFound):
+        rlx.grad(g, wrt="v")
+
+
+def test_gradient_of_an_imported_graph() -> None:
+    """An ONNX model with a convolution, by its weights."""
+    helper = pytest.importorskip("onnx.helper")
+    from onnx import TensorProto, numpy_helper
+
+    weight = RNG.standard_normal((4, 2, 3, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        helper.make_node("Tanh", ["c"], ["r"]),
+        helper.make_node("AveragePool", ["r"], ["p"], kernel_shape=[2, 2]),
+        helper.make_node("ReduceSum", ["p"], ["y"], keepdims=0),
+    ]
+    made = helper.make_graph(
+        nodes, "net", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [])], [numpy_helper.from_array(weight, "w")],
+    )  # fmt: skip
+    from rlx.importers.onnx import load
+
+    g = load(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
+    x = RNG.standard_normal((2, 2, 8, 8)).astype(np.float32)
+    name = g.params[0].name
+    slope = rlx.compile(rlx.grad(g, wrt=name))({"x": x})[f"grad_{name}"]
+    run = rlx.compile(g)
+    for i in ((0, 0, 0, 0), (3, 1, 2, 1), (2, 0, 1, 1)):
+        moved = np.zeros_like(weight)
+        moved[i] = 1e-2
+        ends = []
+        for sign in (1, -1):
+            run.set_params({name: weight + sign * moved})
+            ends.append(float(run({"x": x})["y"]))
+        assert abs(slope[i] - (ends[0] - ends[1]) / 2e-2) < 2e-2 * max(1, abs(slope[i]))
+
+
+# ---- what is refused
+
+
+def test_errors_say_what_to_do() -> None:
+    """Integers, results that are no scalar, positions that are not there, nodes without a rule: all of them."""
+    with pytest.raises(DTypeError, match=r"argument 0 is i64\[3\], and only floats have derivatives: cast it"):
+        rlx.grad(total)(np.arange(3))
+    with pytest.raises(
+        ShapeError, match=r"the function returns f64\[3, 4\]: a gradient is that of one float \[\]; sum"
+    ):
+        rlx.grad(lambda x: x * 2)(X)
+    with pytest.raises(OptionError, match="argnums 2: the call has 1 arguments"):
+        rlx.grad(total, 2)(X)
+    with pytest.raises(OptionError, match="grad takes a function, got int"):
+        rlx.grad(3)
+    with pytest.raises(UnsupportedOp, match="2 nodes have no gradient") as caught:
+        rlx.grad(lambda x: total(rlx.det(x)) + total(rlx.det(x * 2)))(np.eye(3))
+    assert [n.op for n in caught.value.nodes] == ["det", "det"]
+    with pytest.raises(ShapeError, match=r"tangents\.0 is f64\[3\], expected f64\[3, 4\]"):
+        rlx.jvp(total, (X,), (X[:, 0],))
+    with pytest.raises(OptionError, match="has no rule yet: call defvjp"):
+        rlx.custom_vjp(lambda x: x)(X)
+
+
+def test_calling_it_anew_each_time_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """As with jit itself."""
+
+    def f(x: Any) -> Any:
+        return total(x)
+
+    with caplog.at_level(logging.WARNING, "rlx"):
+        for _ in range(8):
+            rlx.grad(f)(X)
+    assert "called 8 times on f" in caplog.text
+
+
+def test_the_table_is_current() -> None:
+    """Run `python tools/gradient_table.py` after a change of rules."""
+    assert gradient_table.PAGE.read_text() == gradient_table.page()
+
+
+def test_a_network_fitted_by_hand(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example's loss falls to a fraction."""
+    example = Path(__file__).parents[2] / "examples" / "fit_by_hand.py"
+    monkeypatch.setattr(sys, "argv", [str(example), "600"])
+    runpy.run_path(str(example), run_name="__main__")
+    losses = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert losses[-1] < 0.01 < losses[0]
+
+
+def test_checkpoint_takes_less_memory() -> None:
+    """The planned arena of a deep network's gradient is smaller where its blocks are computed again."""
+
+    def block(h: Any, w: Any) -> Any:
+        return np.tanh(np.sin(np.tanh(h @ w) * 1.5) @ w)
+
+    def arena(f: Any) -> int:
+        def loss(ws: Any, h: Any) -> Any:
+            for w in ws:
+                h = f(h, w)
+            return np.mean(h * h)
+
+        ws = [np.eye(64, dtype=np.float32)] * 8
+        model = rlx.jit(rlx.grad(loss), device="cpu").compile(ws, np.ones((256, 64), np.float32))
+        assert model.plan is not None
+        return model.plan.arena
+
+    kept, again = arena(block), arena(rlx.checkpoint(block))
+    assert again < 0.9 * kept
