@@ -306,6 +306,15 @@ def _deform_conv(name: str, n: Size, m: Size) -> Cases:
     yield case(_op(name, (1, 1), (1, 1), (1, 1, 0, 0), 2, 2), x, weight, offset, Operand((2,)), mask)
 
 
+def _deform_sample(name: str, n: Size, m: Size) -> Cases:
+    for dtype in ("f32", "f64", "bf16"):
+        taps = _op(name, (2, 2), (1, 1), (1, 1), (0, 0, 0, 0))
+        yield case(taps, Operand((2, 3, n + 1, m + 1), dtype), Operand((2, 8, n, m), dtype))
+    mask = Operand((1, 4, n + 1, m + 2), "f32", "unit")
+    grouped = _op(name, (2, 1), (1, 1), (1, 1), (1, 1, 0, 0), 2)
+    yield case(grouped, Operand((1, 4, n + 1, m + 1)), Operand((1, 8, n + 1, m + 2)), mask)
+
+
 def _interpolate_axis(name: str, n: Size, m: Size) -> Cases:
     for mode in ("nearest", "linear", "cubic"):
         for coordinate in ("half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric"):
@@ -386,6 +395,7 @@ SIGNAL: dict[str, Make] = {
     "compress": _compress,
     "decode_image": _decode_image,
     "deform_conv": _deform_conv,
+    "deform_sample": _deform_sample,
     "dft": _dft,
     "dft_at_run": _dft,
     "dft_table": _dft_table,

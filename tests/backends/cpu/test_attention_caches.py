@@ -220,7 +220,7 @@ def test_a_ring_gives_what_a_whole_cache_gives(kv: str, device: str, rows: int) 
 
 def test_explain_says_what_is_written_of_a_state_in_blocks() -> None:
     text = rlx.compile(decoder("q8_0", 40), device="cpu").explain("plan")
-    assert "state    k: f32@q8_0[1, 2, 40, 64], updated in place, 136 B written a run" in text
+    assert "state    k: f32@q8_0[1, 2, 40, 64], updated in place, 136 B written per run" in text
 
 
 def test_a_cast_of_a_whole_cache_is_read_through() -> None:
