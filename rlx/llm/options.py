@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlx.errors import OptionError
@@ -38,8 +38,11 @@ def options_of(given: Mapping[str, Any]) -> Options:
     for name in given:
         if name not in (*own, *DRAWN, "seed"):
             raise OptionError(f"unknown option {name!r}: known are {', '.join((*own, *DRAWN, 'seed'))}")
-    stop = given.get("stop", ())
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    stop = given.get("stop")
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stops, Iterable):
+        raise OptionError(f"stop={stop!r:.60}: expected a text, or several")
+    stops = tuple(stops)
     if not all(isinstance(s, str) and s for s in stops):
         raise OptionError(f"stop={stop!r}: expected texts that are not empty")
     constraint = given.get("constraint")
