@@ -16,8 +16,8 @@ from rlx.errors import OptionError
 from rlx.lazy_imports import log, sha256
 
 __all__ = [
-    "MAGIC", "NotOwn", "cache_folder", "check_own", "content_key", "evict", "is_artifact", "keep_in", "keep_limit",
-    "kept_limit", "log_unused", "open_regular", "own_folder", "parts_of_limit", "path_of", "read_kept",
+    "LIMIT", "MAGIC", "NotOwn", "cache_folder", "check_own", "content_key", "evict", "is_artifact", "keep_in",
+    "keep_limit", "kept_limit", "log_unused", "open_regular", "own_folder", "parts_of_limit", "path_of", "read_kept",
     "read_regular", "replacing", "saving", "write_kept",
 ]  # fmt: skip
 

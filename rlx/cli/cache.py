@@ -10,7 +10,7 @@ import click
 
 from rlx.cli.options import json_option
 from rlx.cli.show import print_json, table
-from rlx.disk import cache_folder, evict, keep_limit, kept_limit, parts_of_limit
+from rlx.disk import LIMIT, cache_folder, evict, keep_limit, kept_limit, parts_of_limit
 from rlx.options import parse_bytes
 from rlx.units import bytes_text
 
@@ -70,9 +70,9 @@ def limit(size: str) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    """The files of a folder, none where it is not there."""
+    """The files of a folder but what `rlx cache limit` set, none where it is not there."""
     with suppress(OSError):
-        return [path for path in folder.iterdir() if path.is_file()]
+        return [path for path in folder.iterdir() if path.is_file() and path.name != LIMIT]
     return []
 
 

@@ -76,7 +76,9 @@ def model_bytes(
     if dynamic_shapes is not None and not isinstance(source, TorchModel):
         raise OptionError("dynamic_shapes= is for modules of PyTorch; sizes of files are given by dims=")
     match source:
-        case bytes() | bytearray() | memoryview():
+        case memoryview():
+            return source if source.c_contiguous else source.tobytes()
+        case bytes() | bytearray():
             return source
         case OnnxModel():
             return _serialised(source)
@@ -85,6 +87,8 @@ def model_bytes(
         case Estimator():
             return _estimator(source, example_inputs)
         case Opened():
+            if getattr(source, "closed", False):
+                raise OptionError("load takes open files, and this one is closed")
             found = source.read()
             if not isinstance(found, bytes):
                 raise OptionError("load takes files that are open in binary mode: open(path, 'rb')")

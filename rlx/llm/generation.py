@@ -49,7 +49,8 @@ class Generation(Iterator[str]):
 
     def __next__(self) -> str:
         while self.finish_reason is None:
-            piece = self._step()
+            with self._llm.alone():
+                piece = self._step() if self.finish_reason is None else ""  # another thread may have ended it
             if piece:
                 return piece
         raise StopIteration

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.boundary import bounded_class
-from rlx.errors import ExecutionError, OptionError
+from rlx.errors import BusyError, ExecutionError, OptionError
 from rlx.ir.graph import Array
 from rlx.ir.shape import upper
 from rlx.llm.choosing import Chooser
@@ -50,7 +52,8 @@ class Score:
 class LanguageModel:
     """What `rlx.load_llm` gives; `model` is the compiled graph below it, `stats` are those of the last generation.
 
-    One text at a time: a generation that is begun takes the cache from the one before. A prompt that begins like the
+    One text at a time: a generation that is begun takes the cache from the one before. Threads don't wait for one
+    another: the second gets a `BusyError`. A prompt that begins like the
     last text computes only what is new.
     """
 
@@ -65,6 +68,7 @@ class LanguageModel:
         self.context = int(model.states["cache.k.0"].spec.shape[2])
         self.sampler = sampler_of(self.vocab)
         self._neutral: dict[int, dict[str, Array]] = {}  # inputs of the sampler where nothing is drawn, by rows
+        self._lock = threading.Lock()
         self.filled: list[int] = []  # the tokens whose keys and values the cache holds
 
     def __repr__(self) -> str:
@@ -128,7 +132,8 @@ class LanguageModel:
         room = self.context - len(ids) + 1  # the last token that is written is not read
         most = room if max_tokens is None else min(room, max_tokens)
         ends = frozenset() if chosen.ignore_eos else frozenset(self.tokenizer.eos_ids)
-        choose = Chooser(self, chosen.sampling, chosen.constraint)
+        constraint = None if chosen.constraint is None else chosen.constraint.copy()  # the next text begins anew
+        choose = Chooser(self, chosen.sampling, constraint)
         return Generation(self, ids, most, Stopper(chosen.stop), ends, choose)
 
     @cached_property
@@ -160,6 +165,10 @@ class LanguageModel:
         return Score(tuple(ids), tuple(found)).perplexity
 
     def _logprobs(self, ids: Sequence[int]) -> list[float]:
+        with self.alone():
+            return self._logprobs_alone(ids)
+
+    def _logprobs_alone(self, ids: Sequence[int]) -> list[float]:
         self.begin(None, [])
         found: list[float] = []
         last = len(ids) - 1  # nothing follows this one
@@ -175,7 +184,18 @@ class LanguageModel:
 
     def reset(self) -> None:
         """Forgets the last text."""
-        self.begin(None, [])
+        with self.alone():
+            self.begin(None, [])
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """What is done within has the cache to itself. Raises `BusyError` where another thread is in such a part."""
+        if not self._lock.acquire(blocking=False):
+            raise BusyError("the language model is at work in another thread: there is one cache, so load one for each")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def begin(self, generation: Generation | None, prompt: Sequence[int]) -> int:
         """Makes a generation the one that has the cache; gives how many tokens of its prompt are there already.
@@ -221,7 +241,7 @@ class LanguageModel:
         """The tokens of a prompt, checked."""
         if isinstance(prompt, str):
             ids = self.tokenize(prompt)
-        elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
+        elif isinstance(prompt, bytes) or not (isinstance(prompt, Sequence | np.ndarray) and np.ndim(prompt)):
             raise OptionError(f"prompt: expected a text or a list of tokens, got {type(prompt).__name__}")
         else:
             ids = [int(i) if isinstance(i, int | np.integer) and not isinstance(i, bool) else -1 for i in prompt]

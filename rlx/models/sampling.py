@@ -90,8 +90,10 @@ class Sampling:
                 raise OptionError(f"{name}: expected {'an int' if whole else 'a number'}, got {value!r:.60}")
             if not low <= value <= high or value == math.inf:
                 raise OptionError(f"{name}={value}: expected {low:g} to {high:g}")
-        if not all(type(token) is int for token in self.dry_breakers):
+        if not isinstance(self.dry_breakers, Sequence) or not all(type(t) is int for t in self.dry_breakers):
             raise OptionError(f"dry_breakers: expected tokens, got {self.dry_breakers!r:.60}")
+        if not isinstance(self.logit_bias, Mapping):
+            raise OptionError(f"logit_bias: expected numbers by token, got {self.logit_bias!r:.60}")
         for token, bias in self.logit_bias.items():
             if type(token) is not int or not isinstance(bias, int | float) or math.isnan(bias) or bias == math.inf:
                 raise OptionError(f"logit_bias: expected numbers by token, got {token!r:.60}: {bias!r:.60}")

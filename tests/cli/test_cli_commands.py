@@ -532,8 +532,10 @@ def test_cache_is_shown_bounded_and_cleared(tmp_path: Path, monkeypatch: pytest.
     assert not rlx_json("cache")["parts"]["objects"]["files"]
     assert "usual" in rlx("cache", "limit", "none").stdout
     load(MODEL, device="cpu", dims={"batch": 3})
+    rlx("cache", "limit", "2MiB")
     assert rlx("cache", "clear", "--all").exit_code == 0
     assert not any(part["files"] for part in rlx_json("cache")["parts"].values())
+    assert rlx_json("cache")["limit"] == 2 << 20, "what the user set is nothing that was measured"
 
 
 def test_ctrl_c_gives_the_status_of_shells(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,45 @@ def test_penalties_and_biases_change_the_likeliest_token(llm: LanguageModel) -> 
     assert set(varied.ids) != {40}
 
 
+def test_threads_do_not_mix_their_texts(llm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes while a token is computed gets an error, wherever the other is; that one's text is right."""
+    want = list(llm.generate("hello", 5, ignore_eos=True))
+    begin, errors = llm.begin, []
+
+    def meanwhile(call: Any) -> None:
+        try:
+            call()
+        except BusyError as error:
+            errors.append(error)
+
+    def begun(*given: Any) -> int:
+        same = begin(*given)
+        other = llm.generate("world", 5, ignore_eos=True)
+        for call in (lambda: next(other), lambda: llm.score("world"), llm.reset):
+            thread = threading.Thread(target=meanwhile, args=(call,))
+            monkeypatch.setattr(llm, "begin", begin)
+            thread.start()
+            thread.join()
+        return same
+
+    monkeypatch.setattr(llm, "begin", begun)
+    assert list(llm.generate("hello", 5, ignore_eos=True)) == want
+    assert len(errors) == 3
+
+
+def test_no_stop_is_none_and_a_number_is_no_prompt(llm: LanguageModel) -> None:
+    assert len(llm.generate("hello", 3, stop=None).ids) == 0
+    with pytest.raises(OptionError, match="prompt: expected a text or a list of tokens"):
+        llm.generate(np.array(3))  # type: ignore[arg-type]
+
+
+def test_a_form_can_be_given_again(llm: LanguageModel) -> None:
+    form = llm.constraints.regex("[ab]{3}")
+    texts = ["".join(llm.generate("hello", 9, constraint=form)) for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 3
+
+
 def test_a_constraint_gives_text_of_its_form(llm: LanguageModel) -> None:
     pytest.importorskip("llguidance")
     made = llm.generate("hello", 40, constraint=llm.constraints.regex("[0-9]{4}-[0-9]{2}"), temperature=1.0, seed=3)
@@ -256,6 +296,9 @@ def test_a_constraint_gives_text_of_its_form(llm: LanguageModel) -> None:
         ({"beams": 2}, "unknown option 'beams': known are max_tokens, stop"),
         ({"max_new_tokens": 2}, "unknown option 'max_new_tokens': max_tokens= is the number of new tokens; known are"),
         ({"constraint": "json"}, "constraint='json'"),
+        ({"stop": 3}, "stop=3: expected a text"),
+        ({"logit_bias": 3}, "logit_bias: expected numbers by token"),
+        ({"dry_breakers": 3}, "dry_breakers: expected tokens"),
     ],
 )
 def test_wrong_options_are_refused(llm: LanguageModel, options: dict[str, Any], message: str) -> None:

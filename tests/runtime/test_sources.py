@@ -24,10 +24,11 @@ X = np.load(rlx.demo.path("digits-images"))["images"][:5, None].astype(np.float3
         Path.read_bytes,
         lambda path: bytearray(path.read_bytes()),
         lambda path: memoryview(path.read_bytes()),
+        lambda path: memoryview(np.repeat(np.frombuffer(path.read_bytes(), np.uint8), 2).tobytes())[::2],
         lambda path: io.BytesIO(path.read_bytes()),
         onnx.load,
     ],
-    ids=["bytes", "bytearray", "memoryview", "file", "ModelProto"],
+    ids=["bytes", "bytearray", "memoryview", "strided", "file", "ModelProto"],
 )
 def test_forms_of_a_model_file_run_alike(form: Any) -> None:
     expected = rlx.load(DIGITS, device="cpu", dims={"batch": (1, 8)}).run([X])
@@ -62,6 +63,12 @@ def test_a_pickle_is_never_read(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+def closed() -> io.BytesIO:
+    file = io.BytesIO(b"")
+    file.close()
+    return file
+
+
 @pytest.mark.parametrize(
     "source, options, word",
     [
@@ -69,6 +76,7 @@ def test_a_pickle_is_never_read(tmp_path: Path) -> None:
         (None, {}, "got NoneType"),
         (len, {}, "rlx.jit"),
         (io.StringIO("text"), {}, "binary mode"),
+        (closed(), {}, "this one is closed"),
         (DIGITS, {"example_inputs": (X,)}, "example_inputs"),
         (DIGITS.read_bytes(), {"dynamic_shapes": {}}, "dynamic_shapes"),
         (DIGITS, {"providers": ["CPUExecutionProvider"]}, "device="),
