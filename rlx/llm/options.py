@@ -50,20 +50,14 @@ def options_of(given: Mapping[str, Any]) -> Options:
     own = ("stop", "ignore_eos", "constraint")
     for name in given:
         if name not in (*own, *DRAWN, "seed"):
-<<<<<<< HEAD
             meant = f"{ELSEWHERE[name]}; " if name in ELSEWHERE else ""
             known = ("max_tokens", *own, *DRAWN, "seed")
             raise OptionError(f"unknown option {name!r}: {meant}known are {', '.join(known)}")
-    stop = given.get("stop", ())
-    stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else (None,)
-=======
-            raise OptionError(f"unknown option {name!r}: known are {', '.join((*own, *DRAWN, 'seed'))}")
     stop = given.get("stop")
     stops = () if stop is None else (stop,) if isinstance(stop, str) else stop
     if not isinstance(stops, Iterable):
         raise OptionError(f"stop={stop!r:.60}: expected a text, or several")
     stops = tuple(stops)
->>>>>>> w/breaker
     if not all(isinstance(s, str) and s for s in stops):
         raise OptionError(f"stop={stop!r}: expected a text or several, none of them empty")
     constraint = given.get("constraint")
