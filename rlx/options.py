@@ -36,6 +36,10 @@ ELSEWHERE = {  # what other runtimes call it -> what is written here
     "dynamic_axes": "dims= gives sizes, or bounds of sizes, by name; ",
     "input_shapes": "dims= gives sizes, or bounds of sizes, by input; ",
     "backend": "device= says where a model runs; ",
+    "n_threads": "threads= is the number of threads of a run; ",
+    "context": "context= is for rlx.load_llm, and dims={'context': 4096} says the same here; ",
+    "n_ctx": "context= of rlx.load_llm is the number of tokens that the cache has room for; ",
+    "max_model_len": "context= of rlx.load_llm is the number of tokens that the cache has room for; ",
 }
 
 

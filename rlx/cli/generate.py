@@ -24,7 +24,7 @@ DRAWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 @click.command(help="Print what the language model MODEL writes after PROMPT. A PROMPT of - is read from stdin.")
 @model_argument
 @click.argument("prompt")
-@click.option("--max-tokens", "-n", type=click.IntRange(min=1), default=128, show_default=True)
+@click.option("--max-tokens", "-n", type=click.IntRange(min=1), default=128, show_default=True, help="At most so many.")
 @click.option("--stop", multiple=True, help="End before this text; may be repeated.")
 @click.option("--temperature", type=click.FloatRange(min=0), help="Of draws. Default: 0, the likeliest token.")
 @click.option("--top-k", type=click.IntRange(min=0), help="With --temperature: draw of the likeliest so many tokens.")
@@ -35,7 +35,9 @@ DRAWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 @click.option("--chat", is_flag=True, help="PROMPT is what a user says, in the model's chat template.")
 @click.option("--system", help="With --chat: what the model is told first.")
 @click.option("--context", type=click.IntRange(min=1), help="Tokens of context. Default: the model's, 4096 at most.")
-@click.option("--kv-dtype", type=click.Choice(KV_DTYPES), default="f32", show_default=True)
+@click.option(
+    "--kv-dtype", type=click.Choice(KV_DTYPES), default="f32", show_default=True, help="What the cache is stored in."
+)
 @click.option(
     "--precision",
     type=click.Choice(list(PRECISIONS)),

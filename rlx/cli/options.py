@@ -88,6 +88,8 @@ class InputType(click.ParamType[Any]):
             return name, Path(text)
         if value.endswith(".npz") and not equals:
             return "", Path(value)
+        if text.lower().endswith(".npz"):
+            self.fail(f"{value!r}: an npz has arrays by the names of inputs: give --input {text}", param, ctx)
         shape_text, colon, number_text = text.partition(":")
         sizes = [] if shape_text == "scalar" else shape_text.split("x")
         number = _number(number_text) if colon else None

@@ -43,6 +43,10 @@ class Generation(Iterator[str]):
         self.seed = choose.sampling.seed
         self._begun = perf_counter()
 
+    def __repr__(self) -> str:
+        how = self.finish_reason or 'goes on: "".join(it) is its text'
+        return f"<Generation of {len(self.ids)} token{'s' * (len(self.ids) != 1)} so far, {how}>"
+
     def __next__(self) -> str:
         while self.finish_reason is None:
             piece = self._step()

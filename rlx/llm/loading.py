@@ -8,10 +8,10 @@ from typing import Any
 
 from rlx.boundary import bounded
 from rlx.disk import path_of
-from rlx.errors import CompileError, MemoryDeficit, OptionError
+from rlx.errors import CompileError, MemoryDeficit, ModelFormatError, OptionError
 from rlx.llm.model import LanguageModel
 from rlx.models.decoder import CONTEXT, KV_DTYPES
-from rlx.runtime.session import Session
+from rlx.runtime.session import Session, kind_of
 
 __all__ = ["KV_DTYPES", "load_llm"]
 
@@ -35,6 +35,11 @@ def load_llm(
     """
     if "dims" in options:
         raise OptionError("load_llm: dims= is for other models; give context= and prefill=")
+    name, kind = kind_of(path)
+    if kind not in (".gguf", ".safetensors"):
+        raise ModelFormatError(
+            f"{name}: load_llm takes a GGUF file, or a folder with safetensors and a config.json; rlx.load takes others"
+        )
     dims: dict[str, Any] = {"kv_dtype": kv_dtype, "sampling": 1}
     dims |= {name: value for name, value in (("context", context), ("prefill", prefill)) if value is not None}
     try:

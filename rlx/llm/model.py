@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LanguageModel", "Score"]
 
+MESSAGES = "[{'role': 'user', 'content': 'hello'}]"  # as the shortest conversation is written
+
 
 @dataclass(frozen=True)
 class Score:
@@ -107,6 +109,11 @@ class LanguageModel:
 
         Options are those of `Options`. The cache is that of the last call where a conversation goes on.
         """
+        if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+            raise OptionError(f"chat: expected a list of messages, such as {MESSAGES}; got {type(messages).__name__}")
+        for message in messages:
+            if not isinstance(message, Mapping) or "role" not in message:
+                raise OptionError(f"chat: expected messages such as {MESSAGES}; one is {message!r:.80}")
         return self._generation(self._ids(self.tokenizer.encode_chat(messages)), max_tokens, options)
 
     def _generation(self, ids: list[int], max_tokens: int | None, options: Mapping[str, Any]) -> Generation:
@@ -218,9 +225,10 @@ class LanguageModel:
             raise OptionError(f"prompt: expected a text or a list of tokens, got {type(prompt).__name__}")
         else:
             ids = [int(i) if isinstance(i, int | np.integer) and not isinstance(i, bool) else -1 for i in prompt]
-        wrong = next((i for i in ids if not 0 <= i < self.vocab), None)
+        wrong = next((at for at, i in enumerate(ids) if not 0 <= i < self.vocab), None)
         if wrong is not None:
-            raise OptionError(f"prompt: {wrong} is no token: expected numbers of 0 to {self.vocab - 1}")
+            given = f"{prompt[wrong]!r:.60}"
+            raise OptionError(f"prompt: {given} is no token: expected a text, or numbers of 0 to {self.vocab - 1}")
         if not ids:
             raise OptionError("prompt: it has no tokens; a model without a BOS token needs a text to go on from")
         return ids

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlx.errors import OptionError
@@ -14,6 +14,19 @@ from rlx.records import dataclass, field, names_of
 __all__ = ["Options", "options_of"]
 
 DRAWN = tuple(name for name in names_of(Sampling) if name != "seed")
+
+
+ELSEWHERE = {  # what other libraries call it -> what is written here
+    "max_new_tokens": "max_tokens= is the number of new tokens",
+    "max_length": "max_tokens= is the number of new tokens, without those of the prompt",
+    "n_predict": "max_tokens= is the number of new tokens",
+    "do_sample": "temperature= above 0 draws tokens",
+    "temp": "temperature= says how even the odds of a draw are",
+    "repeat_penalty": "repetition_penalty= makes tokens less likely that were there",
+    "grammar": "constraint=llm.constraints.grammar(...) gives a text its form",
+    "response_format": "constraint=llm.constraints.json_schema(...) gives a text its form",
+    "stream": 'pieces of text come one by one, and "".join(...) is the whole',
+}
 
 
 @dataclass(frozen=True)
@@ -37,11 +50,13 @@ def options_of(given: Mapping[str, Any]) -> Options:
     own = ("stop", "ignore_eos", "constraint")
     for name in given:
         if name not in (*own, *DRAWN, "seed"):
-            raise OptionError(f"unknown option {name!r}: known are {', '.join((*own, *DRAWN, 'seed'))}")
+            meant = f"{ELSEWHERE[name]}; " if name in ELSEWHERE else ""
+            known = ("max_tokens", *own, *DRAWN, "seed")
+            raise OptionError(f"unknown option {name!r}: {meant}known are {', '.join(known)}")
     stop = given.get("stop", ())
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else (None,)
     if not all(isinstance(s, str) and s for s in stops):
-        raise OptionError(f"stop={stop!r}: expected texts that are not empty")
+        raise OptionError(f"stop={stop!r}: expected a text or several, none of them empty")
     constraint = given.get("constraint")
     if not isinstance(constraint, Constraint | None):
         raise OptionError(f"constraint={constraint!r:.60}: expected what LanguageModel.constraints makes")

@@ -34,7 +34,7 @@ class Stats:
         return (self.generated_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
 
     def __str__(self) -> str:
-        prompt = f"{self.prompt_tokens} prompt tokens ({self.cached_tokens} cached)"
-        new = f"{self.generated_tokens} new tokens, {self.tokens_per_second:,.1f}/s"
+        prompt = f"{self.prompt_tokens} prompt token{'s' * (self.prompt_tokens != 1)} ({self.cached_tokens} cached)"
+        new = f"{self.generated_tokens} new token{'s' * (self.generated_tokens != 1)}, {self.tokens_per_second:,.1f}/s"
         first = f"first token after {self.first_token_seconds:.3f} s"
         return f"{prompt}, {self.prompt_tokens_per_second:,.1f}/s; {first}; {new}"

@@ -91,6 +91,7 @@ def test_json(args: list[str], keys: set[str]) -> None:
         (["run", MODEL, "--dims", "wrong=3"], 1, "'batch'"),
         (["run", MODEL, "--input", "image=4x1x9x8"], 1, "got (4, 1, 9, 8)"),
         (["run", MODEL, "--input", "picture=4x1x8x8"], 1, "there is no input 'picture'"),
+        (["run", MODEL, "--input", "image=all.npz"], 2, "give --input all.npz"),
         (["run", MODEL, "--input", "image=no-such-file.npy"], 1, "no-such-file.npy"),
         (["run", MODEL, *["--input", "image=1x1x8x8"] * 2], 1, "input 'image' is given twice"),
         (["explain", MODEL.replace(".onnx", "_test.npz"), "--preflight"], 1, "neither its ending nor its contents"),

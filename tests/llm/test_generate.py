@@ -87,6 +87,14 @@ def test_it_ends_at_stop_strings_and_end_tokens(llm: LanguageModel, monkeypatch:
     assert ends.finish_reason == "stop"
 
 
+def test_what_a_generation_is_prints(llm: LanguageModel) -> None:
+    made = llm.generate(PROMPT, 1)
+    assert repr(made) == '<Generation of 0 tokens so far, goes on: "".join(it) is its text>'
+    list(made)
+    assert repr(made) == "<Generation of 1 token so far, length>"
+    assert "; 1 new token, " in str(made.stats)
+
+
 def test_the_context_is_never_passed(llm: LanguageModel) -> None:
     """Without a limit a text fills the context; a prompt as long as that gives one token, a longer one an error."""
     made = llm.generate(PROMPT, ignore_eos=True)
@@ -137,10 +145,16 @@ def test_a_step_takes_no_memory(llm: LanguageModel) -> None:
     [
         (lambda m: m.generate([]), "has no tokens"),
         (lambda m: m.generate([96]), "96 is no token"),
-        (lambda m: m.generate([True]), "-1 is no token"),
+        (lambda m: m.generate([True]), "True is no token"),
+        (lambda m: m.generate(["hello"]), "'hello' is no token: expected a text, or numbers of 0 to 95"),
         (lambda m: m.generate(b"x"), "got bytes"),
         (lambda m: m.generate([5], 0), "max_tokens=0"),
         (lambda m: m.generate([5], stop=[""]), "stop="),
+        (lambda m: m.generate([5], stop=3), "stop=3: expected a text or several"),
+        (lambda m: m.chat("hello"), "expected a list of messages, such as .*; got str"),
+        (lambda m: m.chat({"role": "user", "content": "hello"}), "expected a list of messages, such as .*; got dict"),
+        (lambda m: m.chat(["hello"]), "one is 'hello'"),
+        (lambda m: m.chat([{"content": "hello"}]), "expected messages such as .*; one is {'content': 'hello'}"),
         (lambda m: m.score([5] * 300), "no room"),
     ],
 )
@@ -160,6 +174,12 @@ def test_loading_is_refused_with_reasons(path: Path, tmp_path: Path) -> None:
         rlx.load_llm(path, context=200, budget="10kB")
     with pytest.raises(ModelFormatError, match="can't be read"):
         rlx.load_llm(tmp_path / "none.gguf")
+    with pytest.raises(ModelFormatError, match=r"digits\.onnx: load_llm takes a GGUF file, or a folder"):
+        rlx.load_llm(Path(rlx.__file__).parent / "demo" / "digits.onnx")
+    with pytest.raises(OptionError, match=r"unknown option 'n_ctx': context= of rlx\.load_llm"):
+        rlx.load_llm(path, n_ctx=128)
+    with pytest.raises(OptionError, match=r"unknown option 'context': context= is for rlx\.load_llm"):
+        rlx.load(path, context=128)
 
 
 def test_the_largest_context_that_fits_is_told(path: Path) -> None:
@@ -233,7 +253,8 @@ def test_a_constraint_gives_text_of_its_form(llm: LanguageModel) -> None:
     [
         ({"top_k": 5}, "top_k: has no effect without a temperature"),
         ({"temperature": -1.0}, "temperature"),
-        ({"beams": 2}, "unknown option 'beams'"),
+        ({"beams": 2}, "unknown option 'beams': known are max_tokens, stop"),
+        ({"max_new_tokens": 2}, "unknown option 'max_new_tokens': max_tokens= is the number of new tokens; known are"),
         ({"constraint": "json"}, "constraint='json'"),
     ],
 )
