@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from rlx.boundary import bounded
 from rlx.disk import path_of
 from rlx.errors import CompileError, MemoryDeficit, ModelFormatError, OptionError
 from rlx.llm.model import LanguageModel
 from rlx.models.decoder import CONTEXT, KV_DTYPES
-from rlx.runtime.session import Session, kind_of
+from rlx.runtime.session import LoadKeywords, Session, kind_of
 
 __all__ = ["KV_DTYPES", "load_llm"]
 
@@ -23,7 +23,7 @@ def load_llm(
     context: int | None = None,
     kv_dtype: str = "f32",
     prefill: int | None = None,
-    **options: Any,
+    **options: Unpack[LoadKeywords],
 ) -> LanguageModel:
     """Loads a language model: a GGUF file (of several the first), or a folder with safetensors and a config.json.
 
@@ -42,8 +42,9 @@ def load_llm(
         )
     dims: dict[str, Any] = {"kv_dtype": kv_dtype, "sampling": 1}
     dims |= {name: value for name, value in (("context", context), ("prefill", prefill)) if value is not None}
+    options["dims"] = dims
     try:
-        model = Session().load(path, dims=dims, **options)
+        model = Session().load(path, **options)
     except MemoryDeficit as error:
         raise _with_largest(error, path, context, kv_dtype) from None
     return LanguageModel(model, Path(path_of(path, "load_llm")))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from rlx.ir.graph import Array
 from rlx.ir.shape import upper
 from rlx.llm.choosing import Chooser
 from rlx.llm.generation import Generation
-from rlx.llm.options import options_of
+from rlx.llm.options import GenerationKeywords, options_of
 from rlx.llm.stats import Stats
 from rlx.llm.stopping import Stopper
 from rlx.models.decoder import sampler_of
@@ -100,18 +100,28 @@ class LanguageModel:
 
     # ---- writing
 
-    def generate(self, prompt: str | Sequence[int], max_tokens: int | None = None, **options: Any) -> Generation:
+    def generate(
+        self, prompt: str | Sequence[int], max_tokens: int | None = None, **options: Unpack[GenerationKeywords]
+    ) -> Generation:
         """The text that follows a prompt (a text, or tokens), as an iterator of pieces.
 
-        At most `max_tokens` tokens (None: as many as the context has room for). Options are those of `Options`. Raises
-        `OptionError` for a prompt that is empty, has no room in the context or holds what is no token.
+        At most `max_tokens` tokens (None: as many as the context has room for). Options: `stop` (texts before which it
+        ends), `ignore_eos` (go on after the token that ends an answer), `constraint` (a form, of `constraints`), and
+        how tokens are drawn: `temperature` (0, the default: the likeliest), `top_k`, `top_p`, `min_p`, `typical_p`,
+        `repetition_penalty`, `frequency_penalty`, `presence_penalty`, `logit_bias`, `seed`. Raises `OptionError`
+        for a prompt that is empty, has no room in the context or holds what is no token.
         """
         return self._generation(self._ids(prompt), max_tokens, options)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None = None, **options: Any) -> Generation:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_tokens: int | None = None,
+        **options: Unpack[GenerationKeywords],
+    ) -> Generation:
         """The answer to a conversation, a list of {"role": ..., "content": ...}, by the model's own chat template.
 
-        Options are those of `Options`. The cache is that of the last call where a conversation goes on.
+        Options are those of `generate`. The cache is that of the last call where a conversation goes on.
         """
         if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
             raise OptionError(f"chat: expected a list of messages, such as {MESSAGES}; got {type(messages).__name__}")

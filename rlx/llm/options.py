@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from rlx.errors import OptionError
 from rlx.models.constraint import Constraint
 from rlx.models.sampling import Sampling
 from rlx.records import dataclass, field, names_of
 
-__all__ = ["Options", "options_of"]
+__all__ = ["GenerationKeywords", "Options", "options_of"]
 
 DRAWN = tuple(name for name in names_of(Sampling) if name != "seed")
 
@@ -43,6 +43,28 @@ class Options:
     ignore_eos: bool = False
     constraint: Constraint | None = None
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
+
+
+class GenerationKeywords(TypedDict, total=False):
+    """The options of a generation as keywords, for type checkers."""
+
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    constraint: Constraint | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_breakers: Sequence[int]
+    logit_bias: Mapping[int, float]
+    seed: int | None
 
 
 def options_of(given: Mapping[str, Any]) -> Options:

@@ -424,7 +424,11 @@ def compile(graph: Graph, **options: Unpack[CompileKeywords]) -> CompiledGraph:
 
 @bounded("load", CompileError)
 def load(source: Source | Held, **options: Unpack[LoadKeywords]) -> CompiledGraph:
-    """Loads and compiles a model file: `rlx.Session(**options).load(source)`."""
+    """Loads and compiles a model file: `Session().load(source, **options)`, whose docstring says what it takes.
+
+    Options are those of `rlx.CompileOptions` (`device`, `dims`, `threads`, `budget`, `precision` and more), and
+    `policy`, `transform`, `values` and more of `Session.load`. Language models that write text: `rlx.load_llm`.
+    """
     return Session().load(source, **options)
 
 

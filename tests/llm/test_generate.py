@@ -13,6 +13,7 @@ import pytest
 import rlx
 from rlx.errors import BusyError, MemoryDeficit, ModelFormatError, OptionError
 from rlx.llm.model import LanguageModel
+from rlx.llm.options import GenerationKeywords
 from rlx.llm.stopping import Stopper
 from rlx.models.decoder import build_decoder
 
@@ -86,6 +87,14 @@ def test_it_ends_at_stop_strings_and_end_tokens(llm: LanguageModel, monkeypatch:
     list(ends)
     assert ends.ids == ids.ids[: ids.ids.index(ids.ids[4]) + 1]
     assert ends.finish_reason == "stop"
+
+
+def test_type_checkers_and_help_know_every_option(llm: LanguageModel) -> None:
+    with pytest.raises(OptionError) as caught:
+        llm.generate(PROMPT, nothing=1)  # type: ignore[call-arg]
+    known = str(caught.value).rpartition("known are max_tokens, ")[2].split(", ")
+    assert list(GenerationKeywords.__annotations__) == known
+    assert all(f"`{name}`" in str(LanguageModel.generate.__doc__) for name in known if not name.startswith("dry"))
 
 
 def test_what_a_generation_is_prints(llm: LanguageModel) -> None:
