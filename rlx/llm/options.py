@@ -78,7 +78,7 @@ def options_of(given: Mapping[str, Any]) -> Options:
     stop = given.get("stop")
     stops = () if stop is None else (stop,) if isinstance(stop, str) else stop
     if not isinstance(stops, Iterable):
-        raise OptionError(f"stop={stop!r:.60}: expected a text, or several")
+        raise OptionError(f"stop={stop!r:.60}: expected a text or several, none of them empty")
     stops = tuple(stops)
     if not all(isinstance(s, str) and s for s in stops):
         raise OptionError(f"stop={stop!r}: expected a text or several, none of them empty")
