@@ -122,7 +122,8 @@ def replacing(path: str | os.PathLike[str], *, own: bool = False) -> Iterator[Bi
 def path_of(path: Any, what: str) -> str:
     """The path of a file that a user gives to `what`; raises `OptionError` for anything that is none."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise OptionError(f"{what} takes the path of a file, got {path!r}")
+        given = type(path).__name__ if isinstance(path, bytes | bytearray | memoryview) else f"{path!r:.80}"
+        raise OptionError(f"{what} takes the path of a file, got {given}")
     name = os.fsdecode(path)
     if "\0" in name:
         raise OptionError(f"{what}: {name!r} is no path: it has a zero character")

@@ -35,7 +35,7 @@ def load_llm(
     """
     if "dims" in options:
         raise OptionError("load_llm: dims= is for other models; give context= and prefill=")
-    name, kind = kind_of(path)
+    name, kind = kind_of(path_of(path, "load_llm"))
     if kind not in (".gguf", ".safetensors"):
         raise ModelFormatError(
             f"{name}: load_llm takes a GGUF file, or a folder with safetensors and a config.json; rlx.load takes others"

@@ -125,6 +125,8 @@ class LanguageModel:
         """
         if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
             raise OptionError(f"chat: expected a list of messages, such as {MESSAGES}; got {type(messages).__name__}")
+        if not messages:
+            raise OptionError(f"chat: there are no messages; expected a list such as {MESSAGES}")
         for message in messages:
             if not isinstance(message, Mapping) or "role" not in message:
                 raise OptionError(f"chat: expected messages such as {MESSAGES}; one is {message!r:.80}")

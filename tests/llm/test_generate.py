@@ -163,6 +163,7 @@ def test_a_step_takes_no_memory(llm: LanguageModel) -> None:
         (lambda m: m.generate([5], stop=3), "stop=3: expected a text or several"),
         (lambda m: m.chat("hello"), "expected a list of messages, such as .*; got str"),
         (lambda m: m.chat({"role": "user", "content": "hello"}), "expected a list of messages, such as .*; got dict"),
+        (lambda m: m.chat([]), "there are no messages"),
         (lambda m: m.chat(["hello"]), "one is 'hello'"),
         (lambda m: m.chat([{"content": "hello"}]), "expected messages such as .*; one is {'content': 'hello'}"),
         (lambda m: m.score([5] * 300), "no room"),
@@ -186,6 +187,8 @@ def test_loading_is_refused_with_reasons(path: Path, tmp_path: Path) -> None:
         rlx.load_llm(tmp_path / "none.gguf")
     with pytest.raises(ModelFormatError, match=r"digits\.onnx: load_llm takes a GGUF file, or a folder"):
         rlx.load_llm(Path(rlx.__file__).parent / "demo" / "digits.onnx")
+    with pytest.raises(OptionError, match=r"load_llm takes the path of a file, got bytes$"):
+        rlx.load_llm(path.read_bytes())  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"unknown option 'n_ctx': context= of rlx\.load_llm"):
         rlx.load_llm(path, n_ctx=128)
     with pytest.raises(OptionError, match=r"unknown option 'context': context= is for rlx\.load_llm"):
