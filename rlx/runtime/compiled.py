@@ -424,6 +424,9 @@ class CompiledGraph(Lifetime, ExpertControl, Shown):
         `ShapeError` for no such row.
         """
         (position,) = self._positions([output])
+        exact = self.__dict__.get("_own_exact")
+        if exact is not None and exact.ran:
+            raise OptionError("read_output_row: runs with sizes of 1 had graphs of their own: take what `run` gives")
         if (results := self._executable.results) is None:
             raise OptionError("read_output_row: there has been no run yet")
         name, array = self._names[position], results[position]

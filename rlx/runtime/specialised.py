@@ -329,9 +329,14 @@ class ExactSizes:
                     )
                 try:
                     self.found[shapes] = self.load(dict(zip((s.name for s in model.inputs), shapes, strict=True)))
-                except (ShapeError, UnsupportedOp):
+                except (ShapeError, OptionError, UnsupportedOp):  # an input named like a dim can't be given a shape
                     self.found[shapes] = None
             return self.found[shapes]
+
+    @property
+    def ran(self) -> bool:
+        """Whether there are any."""
+        return any(model is not None for model in self.found.values())
 
     def lines(self) -> list[str]:
         """What `explain` says of them."""

@@ -345,6 +345,24 @@ def test_a_size_of_1_broadcasts(device: str, tmp_path: Path) -> None:
         model.run([x])
 
 
+def test_rows_of_runs_by_other_graphs_are_refused(tmp_path: Path) -> None:
+    """`read_output_row` would read what the general graph left at an earlier run."""
+    with rlx.load(broadcasting(tmp_path), device="cpu") as model:
+        model.run([np.ones((1, 1, 8, 6), np.float32)])
+        model.read_output_row("y", 0)
+        model.run([np.ones((1, 1, 3, 6), np.float32)])
+        with pytest.raises(OptionError, match="sizes of 1"):
+            model.read_output_row("y", 0)
+
+
+def test_an_input_named_like_a_dim_keeps_the_error(tmp_path: Path) -> None:
+    """Its shape can't be said by its name; the error is that of the run."""
+    nodes = [helper.make_node("Add", ["n", "b"], ["y"])]
+    model = rlx.load(file(tmp_path, nodes, [info("n", ["n", 2]), info("b", ["m", 2])], ["y"]), device="reference")
+    with pytest.raises(ExecutionError, match="in this run"):
+        model.run([np.ones((1, 2), np.float32), np.ones((3, 2), np.float32)])
+
+
 def test_the_number_of_exact_shapes_is_limited(tmp_path: Path) -> None:
     """Beyond it the error says so; what is compiled goes on running."""
     model = rlx.load(broadcasting(tmp_path), device="reference")
