@@ -1,4 +1,4 @@
-"""Locks that other threads hold at a fork are taken for ever in the child: what is done about those that rlx takes.
+"""A lock that another thread holds at a fork is never released in the child: what is done about the locks of rlx.
 
 A fork waits for what rlx is importing in other threads, and for those in an `Undivided` part of code. Other locks,
 which may be held for long, are new in the child.

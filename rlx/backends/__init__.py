@@ -1,4 +1,4 @@
-"""The devices that rlx knows, by name; each is imported when it is first asked for."""
+"""The devices that rlx knows, by name, each imported when first asked for. docs/adding-a-backend.md adds one."""
 
 from __future__ import annotations
 

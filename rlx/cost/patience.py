@@ -1,4 +1,4 @@
-"""Kernels that take so long that a size may not be meant: nothing is heard of a run inside of one."""
+"""Finds kernels so slow that a size may be a mistake: while one runs, nothing is heard of the run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """GGUF files: metadata and tensor infos, read by position; no weight byte is touched until an array is asked for.
 
-Versions 2 and 3, little-endian. (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)
+No graph is made here: `rlx.models.decoder` does that. Versions 2 and 3, little-endian.
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The names of the parts of adapters in a graph: for the pass that makes room, and for those who fill it."""
+"""The names of the parts of an adapter in a graph, for the pass that makes room for it and the code that fills it."""
 
 __all__ = ["A_SUFFIX", "B_SUFFIX", "GAIN"]
 

@@ -1,4 +1,4 @@
-"""What Python asks of a number, asked of a size that only a run decides: answered where its bounds tell, else an error.
+"""Sizes that only a run decides, used as Python numbers (`n < 4`, `int(n)`): answered if bounds tell, else an error.
 
 In a function that is being traced, arithmetic beyond that of sizes (`1 / n`, `np.sqrt(n)`) makes a graph value of it.
 """

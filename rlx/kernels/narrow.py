@@ -1,4 +1,4 @@
-"""Elements that no device computes in as arithmetic on the bytes that hold them: kernels load and store bytes.
+"""8-bit floats and elements of 2 and 4 bits, in which no device computes: kernels load, store and convert their bytes.
 
     8-bit floats     byte n holds element n
     2 and 4 bits     packed: a byte holds four elements or two, the first in its lowest bits

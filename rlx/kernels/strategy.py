@@ -1,4 +1,7 @@
-"""Strategies: the ways in which a device computes kernels. Each kernel carries its own, which cost models ask."""
+"""Strategies: the ways in which a device computes kernels. Each kernel carries its own, which cost models ask.
+
+How the CPU chooses one is in `rlx.backends.cpu.select`.
+"""
 
 from __future__ import annotations
 

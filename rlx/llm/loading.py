@@ -1,4 +1,7 @@
-"""`rlx.load_llm`: from the files of a language model to one that runs."""
+"""`rlx.load_llm`: from the files of a language model to one that runs.
+
+`rlx.models.source` reads the files, `rlx.models.decoder` makes the graph of them, and `Session.load` compiles it.
+"""
 
 from __future__ import annotations
 

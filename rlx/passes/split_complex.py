@@ -1,4 +1,4 @@
-"""Split complex: what moves complex numbers moves their two parts instead, and parts that are joined to be split go.
+"""Split complex: ops that only move complex numbers move their two parts instead; joins that are split again vanish.
 
 Each element of the result of such an op is an element of an operand or a given number, whatever the values; so the
 parts of the result are the op's results of the parts. The rest are inverses of each other, bit for bit.

@@ -1,4 +1,4 @@
-"""Wrong arguments of calls that are rare or never right: no process reads this before it meets one."""
+"""Errors for wrong arguments that are rare, and for names that rlx lacks: imported only when one is met."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Python functions as graphs: `rlx.jit`, and control flow over functions."""

@@ -1,4 +1,4 @@
-"""Recurrent layers as scans of their steps: what gradients take them for."""
+"""The gradient rule of recurrent layers: they are written out as scans of their steps."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Which strategy computes each kernel: the lists, in the order in which they are tried, and what asks them.
 
+The lists are written down where their strategies are: in `strategies` of `kernels/matmul`, `kernels/conv` and
+`kernels/attention`, and in `kernels/registry`.
+
 A kernel is given to the first strategy of its anchor's list that does not refuse it; `Kernel.refused` keeps why each
 before it did (`strategy.computed`). Loops over elements without an anchor have no strategy: there is one way to compute
 them.

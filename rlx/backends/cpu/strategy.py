@@ -1,4 +1,7 @@
-"""Strategies of the CPU: each is one way to compute an anchor. Their lists are in `select`, which names them all."""
+"""Strategies of the CPU: each is one way to compute an anchor. `select` names all lists, and says where each stands.
+
+docs/adding-a-strategy.md adds one.
+"""
 
 from __future__ import annotations
 

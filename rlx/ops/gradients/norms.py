@@ -1,4 +1,4 @@
-"""Rules of softmax, the normalisations and rotary embeddings."""
+"""Rules of softmax and the normalisations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rules of the ops that resample, unfold and rotate: linear ones, written as products or by the places they read."""
+"""Rules of the ops that resample, unfold and rotate (`RotaryEmbedding`).
+
+They are linear, and written as products or by the places that they read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread pool: one a process. What its workers do is native code, see `pool_ir`."""
+"""The thread pool: one a process. What workers do, and where a run waits for them, is native code: see `pool_ir`."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ chunk `end - 1`, by a compare-and-swap of the whole ticket; who claims the last 
 *left* before it runs it. So no bit stays once all chunks are done; one that came after its ticket could, and workers
 would look for its chunks for ever, were the phase the last of a run. The fields change only after every chunk of a
 phase was claimed and done, so a claim that succeeds proves that the fields read between loading the ticket and swapping
-it belong to that ticket. The caller (`pool_run`) waits only for chunks that somebody has already claimed, so a run
-always finishes, with no worker at all too (in a forked child, at interpreter exit).
+it belong to that ticket. The caller waits (`pool_run`, label `wait`) only for chunks that somebody has claimed, so a
+run always finishes, with no worker at all too (in a forked child, at interpreter exit).
 
 Workers sleep on the epoch word, each with a bit of its own. A publisher that lacks workers moves the epoch and wakes
 the first ones that sleep, so that these are always the same; a worker sets its bit among the sleepers, reads the epoch,

@@ -1,8 +1,8 @@
-"""How work is cut for many threads: into chunks with which so many are soonest done.
+"""How work is cut for many threads: into the chunks with which all of them are soonest done.
 
-Up to `FEW_THREADS` the schedules give each as much to do as the others. More threads than that
-want finer chunks, and counts that are multiples of theirs. What is cut is which thread computes a row or a column, and
-never the order of a sum, so results have the same bits for any number of threads.
+Up to `FEW_THREADS` the schedules give each thread an equal part. More threads than that want finer chunks, and a count
+of chunks that is a multiple of theirs. A cut decides which thread computes a row or a column, never the order of a sum,
+so results have the same bits for any number of threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which of several ways to compute a kernel a run takes: its sizes decide.
+"""Which of the ways that one kernel holds a run takes: its sizes decide. (Strategies are chosen before: see `select`.)
 
 Where only a run knows them, a kernel has the code of each way, and a run launches that of one: the others have no
 chunks and no scratch, and their arguments are not computed. It is the way that a compile for these sizes would choose,

@@ -1,4 +1,4 @@
-"""What a run keeps of the routing of a layer lies in its block, of i64 words, which kernels and the runtime share.
+"""The block of i64 words in which a run keeps where a layer has sent its rows: kernels and the runtime share it.
 
 RING is the address of a ring of calls (0: nothing is kept), SLOTS how many it holds, CAPACITY the numbers that one has
 room for, CALLS how many calls there have been. A call in the ring is a count and as many numbers of experts. From STATS

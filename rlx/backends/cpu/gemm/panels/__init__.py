@@ -1,1 +1,1 @@
-"""How the second operand of a product is packed: a file for each panel format."""
+"""How the second operand of a product is packed: a file for each panel format. `format` says how to add one."""

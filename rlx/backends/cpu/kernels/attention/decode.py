@@ -1,4 +1,4 @@
-"""Keys and values of attention as the rows that they are, for a few query rows."""
+"""The two products of attention for a few query rows; keys and values are read as they are stored, not packed."""
 
 from __future__ import annotations
 

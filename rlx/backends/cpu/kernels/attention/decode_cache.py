@@ -1,4 +1,4 @@
-"""Attention for few query rows over a cache that grows: old keys and values, of which the results show a copy, and new.
+"""Attention for few query rows over a growing cache: it also makes the copy of old rows that the results show.
 
 A model whose cache comes in and goes out as tensors appends the new rows to a copy of the old ones and attends over
 that. Here attention copies the old rows as it reads them, block by block, so they are read from memory once. In a

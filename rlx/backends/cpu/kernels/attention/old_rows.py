@@ -1,4 +1,4 @@
-"""The first rows of keys or values that are copies of a cache's: which store copies them, and from where."""
+"""The first rows of keys or values, where they are copied from a cache: which store copies them, and from where."""
 
 from __future__ import annotations
 

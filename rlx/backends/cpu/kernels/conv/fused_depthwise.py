@@ -1,4 +1,4 @@
-"""Depthwise convolutions of an image that sums of few products make, a few rows at a time.
+"""Two convolutions as one kernel, a few rows at a time: one of few products a sum, and the depthwise one that reads it.
 
 In an inverted residual, or where a net for pictures begins, the image between both is by far the largest tensor. Here a
 chunk makes the rows that its next windows need in a ring of rows in scratch, which stays in the caches; the image is

@@ -1,4 +1,7 @@
-"""Gathers the windows of pixels of an image with channels last, and sums few outputs of them as dot products."""
+"""im2col: gathers windows of an image, its channels last or in planes, as rows that `product` and `int8` multiply.
+
+Where there are few outputs, `dots_routine` sums them as dot products of such rows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions in three spatial axes as such in two: a plane of results sees the planes of its window as more channels.
+"""Convolutions in three spatial axes, computed as ones in two: the planes of a window become more channels.
 
     y[n, o, d, h, w] = sum x[n, c, d s + t e - p, ..] w[o, c, t, ..]      over c, t and the window in h and w
                      = sum x'[n D + d, (t, c), ..] w'[o, (t, c), ..]      x' holds each plane once for each t
