@@ -6,6 +6,7 @@ that the tests make the same ones (`weight` of tools/small_decoders.py).
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def main() -> None:
+    """Computes them all."""
     import torch
     import transformers
 
@@ -79,4 +81,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

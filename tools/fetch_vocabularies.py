@@ -3,11 +3,12 @@
 They are laid at DEST/ggml-vocab-NAME.gguf, .gguf.inp (texts) and .gguf.out (tokens), where the tests of the tokenisers
 find them.
 
-usage: python tools/fetch_vocabularies.py [DEST]     models/llama-cpp-vocabularies without one
+DEST is models/llama-cpp-vocabularies if not given.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -42,5 +43,8 @@ def fetch(dest: Path) -> int:
 
 
 if __name__ == "__main__":
-    where = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "models" / "llama-cpp-vocabularies")
+    parser = argparse.ArgumentParser(description=__doc__)
+    usual = Path(__file__).parents[1] / "models" / "llama-cpp-vocabularies"
+    parser.add_argument("dest", nargs="?", type=Path, default=usual, metavar="DEST")
+    where = parser.parse_args().dest
     print(f"{fetch(where)} files in {where}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import zlib
 from pathlib import Path
@@ -164,3 +165,7 @@ def _rope_factors(config: dict[str, Any]) -> dict[str, Any]:
             smooth = (original / wavelength - low) / (high - low)
             found.append(1 / ((1 - smooth) / factor + smooth))
     return {"rope_freqs.weight": np.array(found, np.float32)}
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()

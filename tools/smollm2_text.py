@@ -1,12 +1,11 @@
 """Writes tests/llm/smollm2.npz: the greedy text of SmolLM2-135M in f32, on its weights decoded from Q4_1.
 
-usage: python tools/smollm2_text.py FOLDER     where the GGUF file of tools/models.json lies; it needs torch,
-transformers, gguf and accelerate
+FOLDER is where the GGUF file of tools/models.json lies; it needs torch, transformers, gguf and accelerate.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -41,4 +40,6 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    main(parser.parse_args().folder)

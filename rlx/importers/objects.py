@@ -91,7 +91,7 @@ def model_bytes(
                 raise OptionError("load takes open files, and this one is closed")
             found = source.read()
             if not isinstance(found, bytes):
-                raise OptionError("load takes files that are open in binary mode: open(path, 'rb')")
+                raise OptionError("load takes files that are open in binary mode, 'rb'")
             return found
     if callable(source):
         raise OptionError(

@@ -44,7 +44,8 @@ def encoded_stores(source: Buffer, op: Any, target: Buffer, at: Callable[..., Se
     *row, block, byte = out_vars(len(rows) + 2)
 
     def element(n: Any) -> Expr:
-        return Load(source, (*row, block * encoding.block + n), source.dtype)
+        made = Load(source, (*row, block * encoding.block + n), source.dtype)
+        return made if source.encoding is None else decoded(made, bytes_of(source), source.encoding)
 
     stores = []
     for start, count, part in op.lower_stored(k, element):

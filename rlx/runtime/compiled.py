@@ -80,7 +80,7 @@ class CompiledGraph(Lifetime, ExpertControl, Shown):
         None  # for these inputs; set by it too
     )
     # the file that it was loaded from and the options, where they say all; set by the session
-    origin: tuple[str, FileIdentity, CompileOptions] | None = None
+    _origin: tuple[str, FileIdentity, CompileOptions] | None = None
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlx.disk import read_regular
 from rlx.errors import ModelFormatError
 from rlx.ir.mapped import identity_of
 from rlx.options import CompileOptions
@@ -30,8 +31,8 @@ Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 def reduced(model: CompiledGraph) -> Reduced:
     """What `__reduce__` gives: a function of this module and its arguments."""
     kept = (_states(model), dict(model._executable.feeds))
-    if model.origin is not None and not model._changed and not model.adapters.table():
-        path, identity, asked = model.origin
+    if model._origin is not None and not model._changed and not model.adapters.table():
+        path, identity, asked = model._origin
         options = _given(asked)
         if options is not None:
             return from_file, (path, tuple(identity), options, *kept)
@@ -68,7 +69,7 @@ def _states(model: CompiledGraph) -> bytes | None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "states")
         model.states.save(path)
-        return path.read_bytes()
+        return read_regular(path)
 
 
 def _artifact(model: CompiledGraph) -> bytes:
@@ -79,7 +80,7 @@ def _artifact(model: CompiledGraph) -> bytes:
             spec.name not in model._unset and model._executable.raw_param(spec.name) is None for spec in model.params
         )
         model.save(path, portable=not (lost and "save" in model.capabilities))
-        return path.read_bytes()
+        return read_regular(path)
 
 
 def from_file(

@@ -244,7 +244,7 @@ class Session:
                 and self.registry is None
             ):
                 named = chosen if policy is None and self.policy is None else replace(chosen, device=made.device)
-                made.origin = os.path.abspath(path), identity, named
+                made._origin = os.path.abspath(path), identity, named
             return made
         except UndecidedInputs as error:
             from rlx.runtime.specialised import specialised

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlx.boundary import bounded
+from rlx.boundary import bounded, bounded_class
 from rlx.errors import CompileError, OptionError
 from rlx.ir.frames import Frame
 from rlx.ir.graph import Value
@@ -80,6 +80,7 @@ class _Custom(ABC):
         """The function in an open graph, as a group with its rule."""
 
 
+@bounded_class(CompileError)
 class custom_vjp(_Custom):
     """A function whose gradient is given: `f = rlx.custom_vjp(f); f.defvjp(forward, backward)`. (jax.custom_vjp)
 
@@ -111,6 +112,7 @@ class custom_vjp(_Custom):
         return result
 
 
+@bounded_class(CompileError)
 class custom_jvp(_Custom):
     """A function whose derivative is given: `f = rlx.custom_jvp(f); f.defjvp(rule)`. (jax.custom_jvp)
 

@@ -177,7 +177,7 @@ def _constants(dtype: DType) -> list[Array]:
         return [np.array(t, dtype.numpy) for t in (["a", "", '\0\n"é', "🚆"], "one", [["x"]] * 40, [])]
     made = [np.frombuffer(bits, dtype.numpy), np.zeros((0, 3), dtype.numpy), np.ones((), dtype.numpy)]
     if dtype.is_integer:
-        info = np.iinfo(dtype.numpy)
+        info = ml_dtypes.iinfo(dtype.numpy)
         made.append(np.array([info.min, info.max, 0], dtype.numpy))
     else:
         made.append(np.array([0.1, -0.0, np.nan, np.inf, -np.inf, 1e-7], np.float64).astype(dtype.numpy))

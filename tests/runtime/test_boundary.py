@@ -28,7 +28,8 @@ from rlx.trace.jit import Traced
 
 CLASSES = (
     rlx.CompiledGraph, rlx.Session, rlx.Graph, rlx.Buckets, rlx.WeightRegistry, rlx.DevicePolicy, rlx.CompileOptions,
-    State, States, Adapters, Recorder, Traced, rlx.Array, rlx.Specialised,
+    State, States, Adapters, Recorder, Traced, rlx.Array, rlx.Specialised, rlx.custom_vjp,
+    rlx.custom_jvp,
 )  # fmt: skip
 INLINE = {(rlx.CompiledGraph, "run"), (rlx.CompiledGraph, "run_views")}  # they turn errors within themselves
 DEFERRED = {"arun", "values"}  # a coroutine and a generator, over calls that are bounded
