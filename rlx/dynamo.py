@@ -37,7 +37,8 @@ class _Captured:
     def __init__(self, module: Any, session: Session) -> None:
         self.module = module
         self.session = session
-        self.made: OrderedDict[tuple[Any, ...], CompiledGraph] = OrderedDict()
+        # with the weights that it has as constants: while they live, their ids are nobody else's
+        self.made: OrderedDict[tuple[Any, ...], tuple[CompiledGraph, tuple[Any, ...]]] = OrderedDict()
 
     def __call__(self, *arguments: Any) -> list[Any]:
         import torch
@@ -49,12 +50,13 @@ class _Captured:
         if elsewhere is not None:
             raise OptionError(f'backend="rlx" takes tensors on the CPU, got one on {elsewhere.device}')
         key = tuple(_signature(torch, a) for a in arguments)
-        model = self.made.get(key)
-        if model is None:
-            model = self.made[key] = self.compiled(torch, arguments)
+        if key not in self.made:
+            weights = tuple(a for a in arguments if not _is_input(torch, a))
+            self.made[key] = self.compiled(torch, arguments), weights
             while len(self.made) > SIZES:
                 self.made.popitem(last=False)
         self.made.move_to_end(key)
+        model, _ = self.made[key]
         given = [a.detach().contiguous() for a in arguments if _is_input(torch, a)]
         return [torch.from_dlpack(y) for y in model.run(given)]
 

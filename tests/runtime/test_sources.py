@@ -142,3 +142,6 @@ def test_torch_compile() -> None:
             torch.testing.assert_close(compiled(x), module(x))
         module[0].weight.mul_(2)  # a weight that changes in place is seen
         torch.testing.assert_close(compiled(x), module(x))
+        for _ in range(4):  # and another one in its place, wherever in memory that comes to lie
+            module[0].weight = torch.nn.Parameter(torch.randn(16, 8))
+            torch.testing.assert_close(compiled(x), module(x))
