@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -46,6 +45,8 @@ class Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
+            from difflib import get_close_matches
+
             close = ELSEWHERE.get(args[0]) or next(iter(get_close_matches(args[0], COMMANDS, 1)), None)
             if close is not None:
                 raise click.UsageError(f"{error.message} Did you mean {close!r}?", ctx) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlx.errors import ModelFormatError
@@ -20,52 +20,30 @@ class Fields:
 
     def number(self, *keys: str, default: int | None = None) -> int:
         """The first of the keys that is there, a natural number."""
-        for key in keys:
-            value = self.get(key)
-            if value is None:
-                continue
-            if type(value) is not int or not 0 <= value < 1 << 40:
-                raise ModelFormatError(f"{self.path}: {key} is {value!r}: expected a number >= 0")
-            return value
-        if default is None:
-            raise ModelFormatError(f"{self.path}: {keys[0]} is missing: what the model computes depends on it")
-        return default
+        return int(self._first(keys, default, _is_natural, "a number >= 0"))
 
     def real(self, *keys: str, default: float | None = None) -> float:
         """The first of the keys that is there, a finite number."""
-        for key in keys:
-            value = self.get(key)
-            if value is None:
-                continue
-            if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > 1e30:
-                raise ModelFormatError(f"{self.path}: {key} is {value!r}: expected a finite number")
-            return float(value)
-        if default is None:
-            raise ModelFormatError(f"{self.path}: {keys[0]} is missing: what the model computes depends on it")
-        return default
+        return float(self._first(keys, default, _is_finite, "a finite number"))
 
     def text(self, *keys: str, default: str | None = None) -> str:
         """The first of the keys that is there, a text."""
-        for key in keys:
-            value = self.get(key)
-            if value is None:
-                continue
-            if not isinstance(value, str):
-                raise ModelFormatError(f"{self.path}: {key} is {value!r:.40}: expected a text")
-            return value
-        if default is None:
-            raise ModelFormatError(f"{self.path}: {keys[0]} is missing: what the model computes depends on it")
-        return default
+        return str(self._first(keys, default, lambda value: isinstance(value, str), "a text"))
 
     def flag(self, *keys: str, default: bool) -> bool:
         """The first of the keys that is there, true or false."""
+        return bool(self._first(keys, default, lambda value: isinstance(value, bool), "true or false"))
+
+    def _first(self, keys: Sequence[str], default: Any, fits: Callable[[Any], bool], wanted: str) -> Any:
+        """The value of the first key that is there, or the default; raises where there is none that fits."""
         for key in keys:
             value = self.get(key)
-            if value is None:
-                continue
-            if not isinstance(value, bool):
-                raise ModelFormatError(f"{self.path}: {key} is {value!r:.40}: expected true or false")
-            return value
+            if value is not None:
+                if not fits(value):
+                    raise ModelFormatError(f"{self.path}: {key} is {value!r:.40}: expected {wanted}")
+                return value
+        if default is None:
+            raise ModelFormatError(f"{self.path}: {keys[0]} is missing: what the model computes depends on it")
         return default
 
     def per_layer(self, key: str, layers: int, default: int) -> list[int]:
@@ -78,6 +56,14 @@ class Fields:
                 raise ModelFormatError(f"{self.path}: {key}: expected {layers} numbers >= 0, one a layer")
             return [int(v) for v in value]
         return [self.number(key, default=default)] * layers
+
+
+def _is_natural(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 40
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and abs(value) <= 1e30
 
 
 def sliding_windows(window: int, pattern: Any, count: int, default: int | None) -> list[int | None]:

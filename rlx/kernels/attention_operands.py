@@ -6,9 +6,8 @@ from typing import Any
 
 from rlx.ir.graph import Node
 from rlx.ir.shape import Shape
-from rlx.kernels.expr import Cast, Expr, Load, Var, substitute_vars, walk
-from rlx.kernels.lowering import Attention, out_vars
-from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.kernels.expr import Cast, Expr, Load
+from rlx.kernels.lowering import Attention
 from rlx.records import replace
 
 __all__ = ["on_buffers", "place_attention", "without_widening"]
@@ -38,14 +37,8 @@ def _in_memory(fuser: Any, expr: Expr, extents: Shape, node: Node) -> Expr:
     expr, _ = fuser.resolve(expr, node, extents)
     if isinstance(expr, Load) and expr.where is None and expr.source.type.encoding is None:
         return expr
-    used = {v for v in walk(expr) if isinstance(v, Var)}
-    over = [(v, size) for v, size in zip(out_vars(len(extents)), extents, strict=True) if v in used]
-    old, sizes = tuple(v for v, _ in over), tuple(size for _, size in over)
-    buffer = Buffer(fuser.unique(f"{node.outputs[0].name or 'attention'}.operand"), "arena", sizes, expr.dtype)
-    new = out_vars(len(old))
-    made = substitute_vars(fuser.on_buffers(expr), dict(zip(old, new, strict=True)))
-    fuser.program.run.append(Kernel(node.op.op_name, (Store(buffer, sizes, new, made),), nodes=(node,)))
-    return Load(buffer, old, expr.dtype)
+    made: Expr = fuser.computed_ahead(expr, extents, node, f"{node.outputs[0].name or 'attention'}.operand")
+    return made
 
 
 def without_widening(anchor: object, role: str, expr: Expr) -> Expr:

@@ -153,20 +153,24 @@ class StateWrites:
         self.append(Kernel(kernel_name((node,)), stores, nodes=(node,)), value in self.static)
         return buffer
 
+    def computed_ahead(self, expr: Expr, extents: Shape, node: Node, name: str) -> Load:
+        """The load of an expression that a kernel before computes, over those of the axes that it depends on."""
+        used = {v for v in walk(expr) if isinstance(v, Var)}
+        over = [(v, size) for v, size in zip(out_vars(len(extents)), extents, strict=True) if v in used]
+        old, sizes = tuple(v for v, _ in over), tuple(size for _, size in over)
+        buffer = Buffer(self.unique(name), "arena", sizes, expr.dtype)
+        new = out_vars(len(old))
+        made = substitute_vars(self.on_buffers(expr), dict(zip(old, new, strict=True)))
+        self.program.run.append(Kernel(kernel_name((node,)), (Store(buffer, sizes, new, made),), nodes=(node,)))
+        return Load(buffer, old, expr.dtype)
+
     def checked_ahead(self, index: Expr, extents: Shape, node: Node) -> Expr:
         """The index with what it tests computed by a kernel before: nothing is written where a test fails."""
 
         def place(x: Expr) -> Expr | None:
             if not isinstance(x, Check):
                 return None
-            used = {v for v in walk(x) if isinstance(v, Var)}
-            over = [(v, size) for v, size in zip(out_vars(len(extents)), extents, strict=True) if v in used]
-            old, sizes = tuple(v for v, _ in over), tuple(size for _, size in over)
-            buffer = Buffer(self.unique(f"{node.outputs[0].name or 'state'}.start"), "arena", sizes, x.dtype)
-            new = out_vars(len(old))
-            expr = substitute_vars(self.on_buffers(x), dict(zip(old, new, strict=True)))
-            self.program.run.append(Kernel(kernel_name((node,)), (Store(buffer, sizes, new, expr),), nodes=(node,)))
-            return Load(buffer, old, x.dtype)
+            return self.computed_ahead(x, extents, node, f"{node.outputs[0].name or 'state'}.start")
 
         return transform(index, place)
 

@@ -233,48 +233,32 @@ class Session:
                 return self._compile(graph, asked, rules, Resident.read())
 
             return load_artifact(path, chosen, compile_again, portable_only)
+
+        def of_values(more: Values, registry: WeightRegistry | None, asked: CompileOptions = chosen) -> CompiledGraph:
+            return self._load_file(path, kind, asked, rules, transform, {**fixed, **more}, registry)
+
+        def of_any_sizes(more: Values, registry: WeightRegistry | None) -> CompiledGraph:
+            """It knows how to come by a graph for single shapes of its inputs."""
+            made = of_values(more, registry)
+            if made.compilation.leaves.guards and kind != TEXT:
+                made._at_shapes = lambda shapes: of_values(
+                    more, registry, chosen.with_options({"dims": {**(chosen.dims or {}), **shapes}})
+                )
+            return made
+
         try:
             identity = identity_of(os.stat(path)) if isinstance(path, Path) else None
-            made = self._load_open(path, kind, chosen, rules, transform, fixed, self.registry)
-            if (
-                isinstance(path, Path)
-                and identity is not None
-                and transform is None
-                and not fixed
-                and self.registry is None
-            ):
+            made = of_any_sizes({}, self.registry)
+            whole = transform is None and not fixed and self.registry is None
+            if isinstance(path, Path) and identity is not None and whole:
                 named = chosen if policy is None and self.policy is None else replace(chosen, device=made.device)
                 made._origin = os.path.abspath(path), identity, named
             return made
         except UndecidedInputs as error:
             from rlx.runtime.specialised import specialised
 
-            def variant(more: Values, registry: WeightRegistry) -> CompiledGraph:
-                return self._load_open(path, kind, chosen, rules, transform, {**fixed, **more}, registry)
-
             name = path.stem if isinstance(path, Path) else "model"
-            return specialised(name, chosen, error, fixed, variant, variants, self.registry)
-
-    def _load_open(
-        self,
-        path: Path | Bytes,
-        kind: str,
-        chosen: CompileOptions,
-        rules: DevicePolicy | None,
-        transform: Callable[[Graph], Graph] | None,
-        values: Values,
-        registry: WeightRegistry | None,
-    ) -> CompiledGraph:
-        """A model file for any sizes; the graph knows how to come by one for single shapes of its inputs."""
-        made = self._load_file(path, kind, chosen, rules, transform, values, registry)
-        if made.compilation.leaves.guards and kind != TEXT:
-
-            def at_shapes(shapes: Mapping[str, tuple[int, ...]]) -> CompiledGraph:
-                exact = chosen.with_options({"dims": {**(chosen.dims or {}), **shapes}})
-                return self._load_file(path, kind, exact, rules, transform, values, registry)
-
-            made._at_shapes = at_shapes
-        return made
+            return specialised(name, chosen, error, fixed, of_any_sizes, variants, self.registry)
 
     def _load_file(
         self,

@@ -16,6 +16,7 @@ from rlx.ir.encodings import ENCODINGS
 from rlx.ir.graph import Array
 from rlx.ir.shape import Size
 from rlx.ops.encoded import Dequantize
+from tests.backends.cpu.test_block_panels import weights
 
 pytestmark = pytest.mark.needs("avx2")
 FEATURES = ("+avx512vnni", "+avxvnni")
@@ -35,18 +36,6 @@ def on(monkeypatch: pytest.MonkeyPatch, vector_bytes: int, dots: bool) -> None:
     """Code is made for such a machine from here on."""
     features = machine().features if dots else without(machine().features)
     pretend(monkeypatch, vector_bytes=vector_bytes, features=features, tiles=False, float_tiles=False)
-
-
-def weights(encoding: str, n: int, k: int, seed: int = 0) -> tuple[Array, Array]:
-    """Stored bytes of [N, K] and what they decode to: rows of many sizes, zeros, and elements at the ends."""
-    rng = np.random.default_rng(seed)
-    w = rng.standard_normal((n, k)) * 10.0 ** rng.integers(-3, 3, (n, 1))
-    w[rng.random((n, k)) < 0.01] = 0
-    w[:: n // 3 + 1] = 0
-    w[-1, ::3] = 1e4
-    coded = encoding_named(encoding)
-    stored = coded.encode(w.astype(np.float32))
-    return stored, coded.decode(stored, (n, k))
 
 
 def activations(m: int, k: int, seed: int = 1) -> Array:

@@ -28,6 +28,7 @@ from rlx.backends.cpu.kernels.attention.old_rows import OldRows, OldRowsArgument
 from rlx.backends.cpu.kernels.attention.pack_kv import (
     count_words,
     counted,
+    number_words,
     pack_columns,
     pack_rows,
     row_words,
@@ -157,11 +158,7 @@ def widens(anchor: Attention) -> bool:
 
 def place_words(anchor: Attention) -> dict[str, Argument]:
     """Where the positions of first rows are, and the step from batch entry to batch entry."""
-    if anchor.place is None:
-        return {"first": 0, "first_b": 0}
-    assert isinstance(anchor.place, Load)
-    index = linear_index(anchor.place.indices, anchor.place.source.shape)
-    return {"first": Pointer(anchor.place.source, 8 * index.constant), "first_b": index.coefs.get(I0, 0)}
+    return number_words(anchor.place, "first")
 
 
 def sink_words(anchor: Attention) -> dict[str, Argument]:

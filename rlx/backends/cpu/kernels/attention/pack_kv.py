@@ -18,7 +18,7 @@ from rlx.kernels.expr import Expr, Load
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Kernel
 
-__all__ = ["count_words", "counted", "emit_pack", "pack_columns", "pack_rows", "row_words", "rows_of"]
+__all__ = ["count_words", "counted", "emit_pack", "number_words", "pack_columns", "pack_rows", "row_words", "rows_of"]
 
 WIDTH = AttentionSchedule.WIDTH
 I0, I1, I2, _ = out_vars(4)
@@ -78,11 +78,16 @@ def rows_of(f: Function, w: Arguments, name: str, b: str, head: str, x: Expr) ->
 
 def count_words(anchor: Attention) -> dict[str, Argument]:
     """Where the counts of keys are, and the step from batch entry to batch entry."""
-    if anchor.count is None:
-        return {"count": 0, "count_b": 0}
-    assert isinstance(anchor.count, Load)
-    index = linear_index(anchor.count.indices, anchor.count.source.shape)
-    return {"count": Pointer(anchor.count.source, 8 * index.constant), "count_b": index.coefs.get(I0, 0)}
+    return number_words(anchor.count, "count")
+
+
+def number_words(numbers: Expr | None, name: str) -> dict[str, Argument]:
+    """Where i64 numbers of batch entries are, and the step from one to the next, as `name` and `name_b`; 0 for none."""
+    if numbers is None:
+        return {name: 0, f"{name}_b": 0}
+    assert isinstance(numbers, Load)
+    index = linear_index(numbers.indices, numbers.source.shape)
+    return {name: Pointer(numbers.source, 8 * index.constant), f"{name}_b": index.coefs.get(I0, 0)}
 
 
 def counted(f: Function, anchor: Attention, count: str, step: str, b: str, room: str) -> str:
