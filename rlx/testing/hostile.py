@@ -29,9 +29,9 @@ SPREADS = frozenset((
     "conv", "conv_transpose", "cum_prod", "det", "dft", "log_mel_spectrogram", "prefix", "reduce_prod", "stft",
     "welch_peaks",
 ))  # fmt: skip
-# Of a complex result only one part may be NaN, where a factor's other part is 0 and is left out.
-PAIRS = frozenset(("dft",))
-CANCELS = frozenset(("affine_grid", "grid_sample"))
+# A factor of 0 is left out: of a complex result only one part may be NaN, of a real one fewer than the reference's.
+TRANSFORMS = frozenset(("dft", "stft"))
+CANCELS = frozenset(("affine_grid", "deform_sample", "grid_sample", "whole_conv"))
 PLACES = frozenset(("interpolate_axis", "max_roi_pool", "resize_nearest", "roi_align", "roi_align_adaptive"))
 
 
@@ -83,8 +83,9 @@ def compare_hostile(op: str, what: str, got: Array, expected: Array, allowed: To
         wide = expected.astype(np.float64)
         spread = ~np.isfinite(got.astype(np.float64))
         lost = ~np.isfinite(wide)
-        if op in PAIRS:
-            assert not (lost.any(-1) & ~spread.any(-1)).any(), f"{what}: a pair is finite where the reference's is not"
+        if op in TRANSFORMS:
+            apart = lost.any(-1) & ~spread.any(-1)
+            assert 2 * apart.sum() <= lost.any(-1).sum(), f"{what}: most are finite where the reference's are not"
             spread |= lost
         assert spread[lost].all(), f"{what}: a result is finite where the reference's is not"
         got, expected = np.where(spread, 0, got), np.where(spread, 0, expected)

@@ -71,7 +71,8 @@ def test_lengths(n: int, dtype: type[np.float32] | type[np.float64], some: Some)
         x = rng.standard_normal(shape).astype(dtype)
         y = transformed(op, x)
         assert y.dtype == dtype
-        assert error_of(y, op, x) < ERROR[dtype], (op, shape)
+        passes = 1 if is_smooth(n) else 2  # of other lengths a transform there and one back
+        assert error_of(y, op, x) < passes * ERROR[dtype], (op, shape)
 
 
 @pytest.mark.parametrize("shape", [(40, 400, 2), (33, 12, 2), (3, 97, 5, 2), (1, 4096, 2), (64, 30, 33, 2)])

