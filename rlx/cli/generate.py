@@ -78,6 +78,8 @@ def generate(
         click.echo(piece, nl=False)
     click.echo()
     click.echo(str(made.stats), err=True)
+    if not chat and "default" in llm.tokenizer.chat_templates:
+        click.echo("hint: this model has a chat template: with --chat it answers PROMPT as what a user says", err=True)
 
 
 def described(llm: LanguageModel, text: str, made: Generation) -> dict[str, Any]:
