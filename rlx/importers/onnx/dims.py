@@ -63,10 +63,11 @@ def input_shapes(inputs: Sequence[ValueInfo], dims: DimsOption | None) -> tuple[
                 _settle(sizes, size, bound, what)
             else:
                 _check_fixed(size, bound, what)
-    open_names = [size for shape in declared.values() for size in shape if isinstance(size, str) and size not in sizes]
-    dims = {**{name: Dim(name) for name in open_names}, **sizes}
-    made = {name: dims[name] if (size := expressed(name, dims)) is None else size for name in open_names}
-    sizes |= made
+    left = [size for shape in declared.values() for size in shape if isinstance(size, str) and size not in sizes]
+    plain: dict[str, Size] = {**{name: Dim(name) for name in left}, **sizes}
+    for name in left:
+        meant = expressed(name, plain)
+        sizes[name] = plain[name] if meant is None else meant
     shapes = {
         name: tuple(sizes[size] if isinstance(size, str) else size for size in shape)
         for name, shape in declared.items()
