@@ -98,7 +98,7 @@ class CompileOptions:
         if folder is not None and not named:
             raise OptionError(f"cache_dir={folder!r}: expected a folder, or None for the user's cache folder")
         if self.budget is not None:
-            parse_bytes(self.budget)
+            parse_bytes(self.budget, "budget")
 
     @property
     def budget_bytes(self) -> int | None:
@@ -148,8 +148,11 @@ UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def parse_bytes(size: int | str) -> int:
-    """Bytes from an int or a text such as "8GiB", "500 MB" or "1e9"; `OptionError` for anything else."""
+def parse_bytes(size: int | str, name: str = "") -> int:
+    """Bytes from an int or a text such as "8GiB", "500 MB" or "1e9"; `OptionError` for anything else.
+
+    The error names the option, where `name` is that.
+    """
     if isinstance(size, int) and _is_int(size) and size >= 0:
         return size
     if isinstance(size, str):
@@ -162,7 +165,8 @@ def parse_bytes(size: int | str) -> int:
                 return int(value)
         except (ValueError, KeyError, OverflowError):
             pass
-    raise OptionError(f"size {size!r}: expected bytes as an int or a text such as '8GiB' or '500MB'")
+    what = f"{name}={size!r}" if name else f"size {size!r}"
+    raise OptionError(f"{what}: expected bytes as an int or a text such as '8GiB' or '500MB'")
 
 
 class EveryDevicesOptions(TypedDict, total=False):

@@ -12,6 +12,7 @@ from rlx.errors import BusyError, ExecutionError, NameNotFound, OptionError, Sha
 from rlx.forks import restart_in_child
 from rlx.ir.dtype import DType
 from rlx.ir.encoding import Encoding
+from rlx.ir.extents import UnequalSizes
 from rlx.ir.graph import Array, Graph, Node, TensorType, Value
 from rlx.ir.shape import Shape
 from rlx.options import CompileOptions
@@ -226,6 +227,8 @@ class Executable(ABC, Generic[A]):
     program: Program | None = None
     admit: Callable[[Sequence[Any]], Sequence[A]]  # set by the runtime: checks and converts what a user passes
     wrap: Callable[[tuple[A, ...]], Any]  # set by the runtime: what `slots` returns for the outputs
+    # Set by the runtime: what `slots` gives for arrays whose sizes this graph refuses, or the error again.
+    instead: Callable[[tuple[Any, ...], UnequalSizes], Any] | None = None
     waits: bool = False  # set by the runtime: whether calls wait while another thread runs it, and raise no `BusyError`
     # Set by the runtime: asked before an arena takes that many bytes for extents; told of the first run of a binding.
     reserve: Callable[[Mapping[str, int], int], None] = staticmethod(lambda extents, nbytes: None)
@@ -270,6 +273,15 @@ class Executable(ABC, Generic[A]):
     @abstractmethod
     def slots(self) -> Callable[..., Any]:
         """The fastest call: whatever a user passes, by position, checked; gives `wrap` of the outputs."""
+
+    def served(self, call: Callable[[tuple[Any, ...]], Any], arrays: tuple[Any, ...]) -> Any:
+        """`call(arrays)` for `slots`, or what `instead` gives for them."""
+        try:
+            return call(arrays)
+        except UnequalSizes as error:
+            if self.instead is None:
+                raise
+            return self.instead(arrays, error)
 
     @property
     def arena(self) -> A:

@@ -267,11 +267,14 @@ class ReferenceExecutable(StatefulExecutable[Array]):
     def slots(self) -> Callable[..., object]:
         @bounded("run_slots", ExecutionError)
         def call(*arrays: Any) -> object:
-            admitted = self.admit(arrays)
-            with self.taken():
-                return self.wrap(tuple(self.run_all(admitted)))
+            return self.served(self._slots, arrays)
 
         return call
+
+    def _slots(self, arrays: tuple[Any, ...]) -> object:
+        admitted = self.admit(arrays)
+        with self.taken():
+            return self.wrap(tuple(self.run_all(admitted)))
 
 
 class ReferenceBackend(LibraryBackend):

@@ -83,12 +83,15 @@ class StringsExecutable(Executable[Any]):
     def slots(self) -> Callable[..., Any]:
         @bounded("run_slots", ExecutionError)
         def call(*arrays: Any) -> Any:
-            held, given = self.encoded(self.admit(arrays))
-            made = self.inner.slots(*given)
-            self.last = [self.decoded(held, n, a) for n, a in enumerate(made)]
-            return self.wrap(tuple(self.last))
+            return self.served(self._slots, arrays)
 
         return call
+
+    def _slots(self, arrays: tuple[Any, ...]) -> Any:
+        held, given = self.encoded(self.admit(arrays))
+        made = self.inner.slots(*given)
+        self.last = [self.decoded(held, n, a) for n, a in enumerate(made)]
+        return self.wrap(tuple(self.last))
 
     def profile(self, inputs: Sequence[Any], repeat: int) -> list[KernelTime]:
         held, given = self.encoded(inputs)

@@ -60,13 +60,20 @@ def clear(older_than: float, everything: bool) -> None:
     click.echo(f"deleted {count} files, {bytes_text(size)}")
 
 
-@cache.command(help="Keep at most SIZE in future, such as 2GiB, and delete what is above it; `none`: the usual limits.")
-@click.argument("size")
-def limit(size: str) -> None:
-    keep_limit(None if size.lower() == "none" else parse_bytes(size))
-    for name, most in parts_of_limit().items():
-        evict(files(cache_folder() / name), most, most)
-    click.echo("the usual limits" if kept_limit() is None else f"at most {bytes_text(kept_limit())}")
+@cache.command(
+    help="Keep at most SIZE in future, such as 2GiB, and delete what is above it; `none`: the usual limits. Without "
+    "SIZE: print the limit."
+)
+@click.argument("size", required=False)
+def limit(size: str | None) -> None:
+    if size is not None:
+        keep_limit(None if size.lower() == "none" else parse_bytes(size, "SIZE"))
+        for name, most in parts_of_limit().items():
+            evict(files(cache_folder() / name), most, most)
+    kept = kept_limit()
+    own = "the usual limits" if kept is None else f"at most {bytes_text(kept)}"
+    parts = ", ".join(f"{name} {bytes_text(most)}" for name, most in parts_of_limit().items())
+    click.echo(f"{own}: {parts}")
 
 
 def files(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from rlx.backends import BACKENDS
-from rlx.cli.options import DimSpec, DimType, dims_of, json_option, model_argument
+from rlx.cli.options import DimSpec, DimType, budget_option, dims_of, json_option, model_argument
 from rlx.cli.show import print_json, working
 from rlx.errors import MemoryDeficit, OptionError
 from rlx.estimate.api import estimate as estimate_model
@@ -22,7 +22,7 @@ __all__ = ["estimate"]
 @model_argument
 @click.option("--device", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True)
 @click.option("--dims", type=DimType(), multiple=True, help="Fix a dim (batch=4) or bound it (seq=1:512).")
-@click.option("--budget", help="Memory that the model may take, such as 8GiB; exit status 1 if it takes more.")
+@budget_option("; exit status 1 if it takes more.")
 @click.option("--context", type=click.IntRange(min=1), help="Tokens of context of a language model.")
 @click.option("--batch", type=click.IntRange(min=1), help="Sequences at once of a language model. Default: 1.")
 @click.option("--kv-dtype", type=click.Choice(list(KV_DTYPES)), help="Type of the KV cache. Default: f16.")

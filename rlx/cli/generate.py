@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rlx.backends import BACKENDS
-from rlx.cli.options import json_option, model_argument
+from rlx.cli.options import budget_option, json_option, model_argument
 from rlx.cli.show import print_json, working
 from rlx.llm.generation import Generation
 from rlx.llm.loading import KV_DTYPES, load_llm
@@ -47,7 +47,7 @@ DRAWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 )
 @click.option("--device", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), help="Default: all that the machine grants.")
-@click.option("--budget", help="Memory that the model may take, such as 8GiB. Default: what is free.")
+@budget_option(". Default: what is free.")
 @json_option
 def generate(
     model: Path,
@@ -78,6 +78,8 @@ def generate(
         click.echo(piece, nl=False)
     click.echo()
     click.echo(str(made.stats), err=True)
+    if not chat and "default" in llm.tokenizer.chat_templates:
+        click.echo("hint: this model has a chat template: with --chat it answers PROMPT as what a user says", err=True)
 
 
 def described(llm: LanguageModel, text: str, made: Generation) -> dict[str, Any]:

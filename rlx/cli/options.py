@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 import click
 
 from rlx.backends import BACKENDS
+from rlx.errors import OptionError
 from rlx.ir.dtype import DTYPES
+from rlx.options import parse_bytes
 from rlx.records import dataclass
 
 __all__ = [
@@ -20,8 +22,10 @@ __all__ = [
     "Filled",
     "InputSpec",
     "SecondsRange",
+    "SizeType",
     "ToleranceType",
     "ValueType",
+    "budget_option",
     "compile_options",
     "dims_of",
     "input_options",
@@ -153,6 +157,19 @@ class ToleranceType(click.ParamType[Any]):
         return name, numbers[0], numbers[-1]
 
 
+class SizeType(click.ParamType[str]):
+    """Bytes as `rlx.options.parse_bytes` reads them; gives the text."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parse_bytes(value)
+        except OptionError:
+            self.fail(f"{value!r}: expected bytes, such as 8GiB, 500MB or 100000", param, ctx)
+        return str(value)
+
+
 class CountsType(click.ParamType[Any]):
     """N,N,...: numbers from 1 to 1024; gives a tuple."""
 
@@ -187,6 +204,11 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")(command)
 
 
+def budget_option(otherwise: str) -> Callable[[F], F]:
+    """--budget; `otherwise` ends its help."""
+    return click.option("--budget", type=SizeType(), help=f"Memory that the model may take, such as 8GiB{otherwise}")
+
+
 def compile_options(command: F) -> F:
     """What is passed on to `rlx.load`, gathered in `options`: --device, --dims, --threads, --budget and others."""
     for decorate in reversed(
@@ -207,7 +229,7 @@ def compile_options(command: F) -> F:
                 help="Make an input of an ONNX file a constant: axes=[1,2], flag=true, or NAME=FILE.npy; repeatable.",
             ),
             click.option("--threads", type=click.IntRange(min=1), help="Default: all that the machine grants."),
-            click.option("--budget", help="Memory that the model may take, such as 8GiB. Default: what is free."),
+            budget_option(". Default: what is free."),
             click.option(
                 "--over-budget",
                 type=click.Choice(["error", "warn", "allow"]),

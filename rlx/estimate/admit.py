@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rlx.estimate.graph import Lowered
     from rlx.kernels.program import Program
 
-__all__ = ["Admission", "CarefulAdmission", "PastAdmission", "admit_compiler", "figures_of", "plenty"]
+__all__ = ["WAYS_OUT", "Admission", "CarefulAdmission", "PastAdmission", "admit_compiler", "figures_of", "plenty"]
 
-_WAYS_OUT = "Lower the dims' upper bounds, raise budget=, or pass over_budget='allow'"
+WAYS_OUT = "Lower the dims' upper bounds, raise budget=, or pass over_budget='allow'"
 _NO_COMPILER = "Raise the limit, load an artifact (which brings no compiler), or pass over_budget='allow'"
 
 PLENTY = 1 << 30  # bytes, far more than compiling takes
@@ -160,7 +160,7 @@ class Admission:
                 bytes_text(needs.peak_bytes),
             )
 
-    def settle(self, needs: MemoryEstimate, allowed: int, why: str, ways_out: str = _WAYS_OUT) -> None:
+    def settle(self, needs: MemoryEstimate, allowed: int, why: str, ways_out: str = WAYS_OUT) -> None:
         """Raises or warns if the peak is above what is allowed."""
         peak = needs.peak_bytes
         if peak <= allowed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -16,7 +16,7 @@ from rlx.errors import CompileError, ModelFormatError, OptionError
 from rlx.estimate.calibrate import Overhead, overhead_of
 from rlx.estimate.language import estimate_language_model, read_gguf_model, read_hf_model
 from rlx.estimate.memory import MemoryEstimate
-from rlx.importers.formats import is_onnx
+from rlx.importers.formats import is_onnx, kind_of_bytes
 from rlx.importers.sources import read_file
 from rlx.ir.graph import Graph
 from rlx.ir.literal import equal_arrays
@@ -24,6 +24,7 @@ from rlx.options import CompileOptions, EveryDevicesOptions
 from rlx.records import replace
 
 if TYPE_CHECKING:
+    from rlx.importers.objects import Held
     from rlx.importers.onnx.tensor import TensorRef
 
 __all__ = ["estimate"]
@@ -33,7 +34,7 @@ LISTED = 128  # bytes that importing takes for a number in an attribute: as an o
 
 @bounded("estimate", CompileError)
 def estimate(
-    model: Graph | str | os.PathLike[str],
+    model: Graph | str | os.PathLike[str] | Held,
     device: str = "auto",
     *,
     dims: Mapping[str, Any] | None = None,
@@ -43,9 +44,12 @@ def estimate(
     prefill: int | None = None,
     weights: Mapping[str, Any] | None = None,
     overhead: Overhead | int | None = None,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
     **options: Unpack[EveryDevicesOptions],
 ) -> MemoryEstimate:
-    """What a model will take in memory: a Graph, or the path of an ONNX, GGUF, safetensors or .rlx file.
+    """What a model will take in memory: a Graph, the path of an ONNX, GGUF, safetensors or .rlx file, or what else
+    `rlx.load` takes, with `example_inputs` and `dynamic_shapes` as there.
 
     Only headers are read, and of an ONNX file the ends of weights of one type and shape: equal ones count once. `dims`
     as in `rlx.load`; `context` (tokens), `batch` (sequences), `kv_dtype` and `prefill` (tokens of a prompt at once) are
@@ -63,8 +67,13 @@ def estimate(
 
         _refuse(given, "a graph")
         return estimate_graph(model, choose_backend(name), chosen, _overhead(overhead, name), held=weights)
-    if not isinstance(model, str | os.PathLike):
-        raise OptionError(f"estimate takes a Graph or the path of a model, got {type(model).__name__}")
+    if not isinstance(model, str | os.PathLike) or example_inputs is not None or dynamic_shapes is not None:
+        from rlx.importers.objects import model_bytes
+
+        data = model_bytes(model, example_inputs, dynamic_shapes, "estimate")
+        kind_of_bytes(data)
+        _refuse(given, "a model in memory, whose sizes are given by dims=")
+        return _onnx(data, choose_backend(name), chosen, _overhead(overhead, name), weights)
     path = Path(path_of(model, "estimate"))
     ending = _ending(path)
     if ending in (".onnx", ".rlx"):
@@ -127,14 +136,18 @@ def _text(
 
 
 def _onnx(
-    path: Path, backend: Any, options: CompileOptions, overhead: Overhead, held: Mapping[str, Any] | None
+    source: Path | bytes | bytearray | memoryview,
+    backend: Any,
+    options: CompileOptions,
+    overhead: Overhead,
+    held: Mapping[str, Any] | None,
 ) -> MemoryEstimate:
     from rlx.estimate.graph import estimate_graph
     from rlx.importers.onnx.importer import check, import_model
     from rlx.importers.onnx.model import read_model
     from rlx.importers.onnx.tensor import TensorRef
 
-    file = read_model(path)
+    file = read_model(source)
     done = import_model(file, dims=options.dims, weights=False)
     check(done)
     refs = file.graph.initializers
@@ -166,7 +179,8 @@ def _onnx(
         file_bytes=touched,
         equal=_equal({name: refs[name] for name in params & refs.keys()}),
     )
-    return replace(made, model=path.name, import_bytes=listed * LISTED)
+    model = source.name if isinstance(source, Path) else made.model
+    return replace(made, model=model, import_bytes=listed * LISTED)
 
 
 def _equal(refs: Mapping[str, TensorRef]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from rlx.units import bytes_text
 if TYPE_CHECKING:
     from rlx.estimate.experts import ExpertPlan, ExpertTotals
 
-__all__ = ["PARTS", "Axis", "MemoryEstimate", "Remedy"]
+__all__ = ["PARTS", "Axis", "MemoryEstimate", "Remedy", "deficit_details", "remedy_lines"]
 
 PARTS = ("weight", "activation", "input", "output", "state", "workspace", "code", "overhead")
 _LATER = ("activation", "output", "workspace")  # parts that are not there yet while weights are loaded
@@ -385,8 +385,12 @@ def deficit_text(estimate: MemoryEstimate, budget: int, parts: Mapping[str, int]
 
 def deficit_details(estimate: MemoryEstimate, parts: Mapping[str, int], remedies: Iterable[Remedy]) -> str:
     """Each part, and the remedies."""
-    lines = ["parts", *part_lines(parts, estimate.certainty)]
+    return "\n".join(["parts", *part_lines(parts, estimate.certainty), *remedy_lines(remedies)])
+
+
+def remedy_lines(remedies: Iterable[Remedy]) -> list[str]:
+    """The remedies with their heading, one a line."""
     shown = [
         f"  saves {bytes_text(r.saves):>12}  {r.action}{'' if r.fits else ' (not enough alone)'}" for r in remedies
     ]
-    return "\n".join([*lines, "remedies", *(shown or ["  none known: raise the budget or take a smaller model"])])
+    return ["remedies", *(shown or ["  none known: raise the budget or take a smaller model"])]

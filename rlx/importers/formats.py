@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlx.disk import MAGIC, is_artifact
 from rlx.errors import ModelFormatError
 from rlx.importers.sources import read_file
 from rlx.ir.graph import Graph
 from rlx.ir.text import parse_graph
 
-__all__ = ["is_onnx", "parse_text", "way_in"]
+__all__ = ["is_onnx", "kind_of_bytes", "parse_text", "way_in"]
 
 _PICKLE = (
     "is a pickle, which runs code of whoever made it, so rlx reads none: if you trust it, load it by the library that "
@@ -26,6 +27,16 @@ _ELSEWHERE = {  # other formats by the endings of their files: what they are, an
 def is_onnx(head: bytes) -> bool:
     """Whether a file may be an ONNX model: a protobuf message whose field 1, the version of the IR, is small."""
     return len(head) > 1 and head[0] == 0x08 and 0 < head[1] < 32
+
+
+def kind_of_bytes(data: bytes | bytearray | memoryview) -> str:
+    """The ending of the format of a model in memory; raises `ModelFormatError` for what is none, and for artifacts."""
+    head = bytes(memoryview(data).cast("B")[: len(MAGIC)])
+    if is_onnx(head):
+        return ".onnx"
+    if is_artifact(head):
+        raise ModelFormatError("<bytes>: an artifact is mapped from its file: write it to one and load that")
+    raise ModelFormatError(f"<bytes>: {way_in(head, '') or 'its contents are not those of a model'}; expected ONNX")
 
 
 def way_in(head: bytes, ending: str) -> str:

@@ -63,8 +63,9 @@ def model_bytes(
     source: object,
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
+    call: str = "load",
 ) -> bytes | bytearray | memoryview:
-    """An object as the bytes of a model file.
+    """An object as the bytes of a model file; errors name `call`.
 
     `example_inputs` are arguments of a module (by position, or by name in a mapping), or one array of the features of
     an estimator. `dynamic_shapes` says which of their sizes a run may change, as torch.export has it. Raises
@@ -88,19 +89,19 @@ def model_bytes(
             return _estimator(source, example_inputs)
         case Opened():
             if getattr(source, "closed", False):
-                raise OptionError("load takes open files, and this one is closed")
+                raise OptionError(f"{call} takes open files, and this one is closed")
             found = source.read()
             if not isinstance(found, bytes):
-                raise OptionError("load takes files that are open in binary mode, 'rb'")
+                raise OptionError(f"{call} takes files that are open in binary mode, 'rb'")
             return found
     if callable(source):
         raise OptionError(
-            f"load takes models, got {source!r:.80}: rlx.jit(f) makes a compiled function of it, and "
+            f"{call} takes models, got {source!r:.80}: rlx.jit(f) makes a compiled function of it, and "
             "rlx.jit(f).compile(*arrays) a model for arrays like these"
         )
     raise OptionError(
-        f"load takes the path, bytes or open file of a model, an onnx.ModelProto, a module of PyTorch or an estimator "
-        f"of scikit-learn; got {type(source).__name__}"
+        f"{call} takes the path, bytes or open file of a model, an onnx.ModelProto, a module of PyTorch or an "
+        f"estimator of scikit-learn; got {type(source).__name__}"
     )
 
 

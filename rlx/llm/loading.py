@@ -14,9 +14,12 @@ from rlx.disk import path_of
 from rlx.errors import CompileError, MemoryDeficit, ModelFormatError, OptionError
 from rlx.llm.model import LanguageModel
 from rlx.models.decoder import CONTEXT, KV_DTYPES
+from rlx.records import replace
 from rlx.runtime.session import LoadKeywords, Session, kind_of
 
 __all__ = ["KV_DTYPES", "load_llm"]
+
+LANGUAGE_WAYS_OUT = "Lower context= or prefill=, take a narrower kv_dtype=, raise budget=, or pass over_budget='allow'"
 
 
 @bounded("load_llm", CompileError)
@@ -56,8 +59,13 @@ def load_llm(
 def _with_largest(
     error: MemoryDeficit, path: str | os.PathLike[str], context: int | None, kv_dtype: str
 ) -> MemoryDeficit:
-    """The error with about the largest context that fits: the parts that may grow with it are scaled down, by more."""
-    from rlx.estimate.api import estimate  # slow to import
+    """The error in terms of what load_llm takes, with about the largest context that fits.
+
+    For that the parts that may grow with it are scaled down, by more.
+    """
+    from rlx.estimate.admit import WAYS_OUT  # slow to import
+    from rlx.estimate.api import estimate
+    from rlx.estimate.memory import remedy_lines
 
     found = estimate(path, context=context, kv_dtype=kv_dtype)
     asked = found.dims["context"] if context is not None else min(found.dims["context"], CONTEXT)
@@ -65,10 +73,13 @@ def _with_largest(
     left = growing - error.missing_bytes
     largest = int(asked * left / growing * 0.9) if growing else 0
     hint = f"About context={largest} fits" if largest > 0 else "It fits with no context, however short"
+    head, _, parts = str(error).replace(WAYS_OUT, LANGUAGE_WAYS_OUT).partition("\nremedies")
+    named = [replace(r, action=r.action.replace("tokens ", "prefill ")) for r in error.remedies]
+    remedies = [r for r in named if not r.action.startswith("rows ")]  # not for the caller to choose
     return MemoryDeficit(
-        f"{error}\n{hint}",
+        "\n".join([head, *(remedy_lines(remedies) if parts else ()), hint]),
         budget_bytes=error.budget_bytes,
         peak_bytes=error.peak_bytes,
         parts=error.parts,
-        remedies=error.remedies,
+        remedies=remedies,
     )

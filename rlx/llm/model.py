@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 
 from rlx.boundary import bounded_class
-from rlx.errors import BusyError, ExecutionError, OptionError
+from rlx.errors import BusyError, ClosedError, ExecutionError, OptionError
 from rlx.ir.graph import Array
 from rlx.ir.shape import upper
 from rlx.llm.choosing import Chooser
@@ -53,8 +54,8 @@ class LanguageModel:
     """What `rlx.load_llm` gives; `model` is the compiled graph below it, `stats` are those of the last generation.
 
     One text at a time: a generation that is begun takes the cache from the one before. Threads don't wait for one
-    another: the second gets a `BusyError`. A prompt that begins like the
-    last text computes only what is new.
+    another: the second gets a `BusyError`. A prompt that begins like the last text computes only what is new. It is a
+    context manager that closes at the end of the block.
     """
 
     def __init__(self, model: CompiledGraph, path: Path) -> None:
@@ -130,6 +131,8 @@ class LanguageModel:
         for message in messages:
             if not isinstance(message, Mapping) or "role" not in message:
                 raise OptionError(f"chat: expected messages such as {MESSAGES}; one is {message!r:.80}")
+            if "content" not in message and not message.get("tool_calls"):
+                raise OptionError(f"chat: this message has no 'content': {message!r:.80}; expected {MESSAGES}")
         return self._generation(self._ids(self.tokenizer.encode_chat(messages)), max_tokens, options)
 
     def _generation(self, ids: list[int], max_tokens: int | None, options: Mapping[str, Any]) -> Generation:
@@ -205,9 +208,30 @@ class LanguageModel:
         if not self._lock.acquire(blocking=False):
             raise BusyError("the language model is at work in another thread: there is one cache, so load one for each")
         try:
+            if self.model.closed:
+                raise ClosedError("the language model is closed: load it again")
             yield
         finally:
             self._lock.release()
+
+    def close(self) -> None:
+        """Gives back weights, cache and arena; later generations and scores raise `ClosedError`.
+
+        Closing again does nothing. Raises `BusyError` while another thread computes a token.
+        """
+        if self.model.closed:
+            return
+        with self.alone():
+            self.generation, self.filled = None, []
+            self.model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def begin(self, generation: Generation | None, prompt: Sequence[int]) -> int:
         """Makes a generation the one that has the cache; gives how many tokens of its prompt are there already.

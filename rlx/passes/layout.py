@@ -14,9 +14,11 @@ from rlx.ir.shape import Shape, Size, numel
 from rlx.ops.contract import Gemm, MatMul
 from rlx.ops.conv import Conv, per_axis
 from rlx.ops.elementwise import Add, Unary
+from rlx.ops.index import Gather
 from rlx.ops.layout import Concat, Expand, Pad, Reshape, Slice, Split, Squeeze, Tile, Transpose, Unsqueeze
 from rlx.ops.reduction import ReduceMax, ReduceMean, ReduceMin, ReduceSum, axes_of
 from rlx.passes.match.patterns import Statics, is_sized, made_by
+from rlx.passes.match.places import are_in_order
 from rlx.passes.rewrite import Site, rewrite_all
 
 __all__ = ["layout"]
@@ -228,9 +230,19 @@ def _then_reshaped(site: Site, reshape: Node, value: Value) -> Value:
     return site.graph.add(reshape.op, value, provenance=reshape.provenance)[0]
 
 
+def _gather(site: Site) -> Value | None:
+    """Gathering all that there is, in the order in which it lies, moves nothing: the places of a flattened mask."""
+    x, indices = site.inputs
+    axis = site.op.axis % x.rank  # type: ignore[attr-defined]
+    if numel(indices.shape) != x.shape[axis] or not are_in_order(indices):
+        return None
+    return _as_reshape(site)
+
+
 MOVES = (Concat, Expand, Pad, Reshape, Slice, Split, Tile, Transpose)
 
 RULES: dict[type[Any], Rule] = {
+    Gather: _gather,
     Squeeze: _as_reshape,
     Unsqueeze: _as_reshape,
     Reshape: _reshape,

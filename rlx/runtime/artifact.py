@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rlx.backends import restorer_named
@@ -134,18 +134,28 @@ def _add_code(stored: Stored, model: CompiledGraph) -> None:
 
 
 def load_artifact(
-    path: str | os.PathLike[str], options: CompileOptions, compile: Compile, portable_only: bool = False
+    path: str | os.PathLike[str],
+    options: CompileOptions,
+    given: Collection[str],
+    compile: Compile,
+    portable_only: bool = False,
 ) -> CompiledGraph:
     """A compiled graph from an artifact, compiled again where the file has no code for this machine and these options.
 
-    With `portable_only` it always is, and code in the file is not looked at. Raises `ModelFormatError`.
+    Options of code that are not `given`, by name, are those that the artifact was made with. With `portable_only` it is
+    always compiled again, and code in the file is not looked at. Raises `ModelFormatError`.
     """
     file = read_container(path)
     name = os.fspath(path)
-    why = "portable_only leaves its code alone" if portable_only and "code" in file.facts else _unfit(file, options)
+    why = (
+        "portable_only leaves its code alone"
+        if portable_only and "code" in file.facts
+        else _unfit(file, options, given)
+    )
+    chosen = merged(file, options, given)
     if why is None:
         try:
-            return _with_adapters(restore(file, options, lambda: _graph(file, name)), file, name)
+            return _with_adapters(restore(file, chosen, lambda: _graph(file, name)), file, name)
         except ModelFormatError as error:
             why = str(error)
     facts = file.facts.get("graph")
@@ -160,7 +170,7 @@ def load_artifact(
         )
     say = log.info if portable_only or "code" not in file.facts else log.warning
     say("%s: %s: compiling it again", name, why)
-    return _with_adapters(compile(_graph(file, name), _honoured(merged(file, options), options)), file, name)
+    return _with_adapters(compile(_graph(file, name), _honoured(chosen, options)), file, name)
 
 
 def _honoured(chosen: CompileOptions, asked: CompileOptions) -> CompileOptions:
@@ -187,7 +197,7 @@ def _with_adapters(model: CompiledGraph, file: Container, name: str) -> Compiled
     return model
 
 
-def _unfit(file: Container, options: CompileOptions) -> str | None:
+def _unfit(file: Container, options: CompileOptions, given: Collection[str]) -> str | None:
     """Why the code of a file can't be used here and with these options, None where it can."""
     code = file.facts.get("code")
     if not isinstance(code, dict):
@@ -205,10 +215,9 @@ def _unfit(file: Container, options: CompileOptions) -> str | None:
     if options.dims:
         return "other dims are asked for"
     stored = file.facts.get("options", {})
-    default = CompileOptions()
     for name in CODE_OPTIONS:
         asked = getattr(options, name)
-        if asked not in (getattr(default, name), stored.get(name)):
+        if name in given and asked != stored.get(name):
             return f"its code was made with {name}={stored.get(name)!r}, and {asked!r} is asked for"
     return None
 

@@ -116,6 +116,7 @@ class CompiledGraph(Lifetime, ExpertControl, Shown):
         executable.waits = self._options.busy == "wait"
         executable.admit = self._admit
         executable.wrap = lambda results: Views(results, self._names)
+        executable.instead = self._slots_instead
         if self.memory is not None:
             executable.reserve, executable.settle = self.memory.reserve, self.memory.settle
             self.memory.planned(None if executable.plan is None else executable.plan.at)
@@ -298,9 +299,13 @@ class CompiledGraph(Lifetime, ExpertControl, Shown):
         """Runs once and returns read-only views of the outputs in the arena, valid until the next run."""
         try:
             return self.run_slots(*self._given(inputs))  # type: ignore[no-any-return]
-        except Exception as error:  # noqa: BLE001  # which `_instead` raises
-            exact = self._instead(inputs, error, "run_views")
-        return exact.run_views(inputs)
+        except Exception as error:
+            if (clear := converted(error, "run_views", ExecutionError)) is not None:
+                raise clear from error
+            raise
+
+    def _slots_instead(self, arrays: tuple[Any, ...], error: UnequalSizes) -> Any:
+        return self._instead(arrays, error, "run_slots").run_slots(*arrays)
 
     def _instead(self, inputs: Any, error: Exception, what: str) -> CompiledGraph:
         """The graph for just these sizes, where one is 1 that this one took for another; else the error is raised."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends import restorer_named
@@ -61,13 +61,13 @@ class StoredCompilation:
             return self._make(source)
 
 
-def restore(file: Container, options: CompileOptions, source: Callable[[], Graph]) -> CompiledGraph:
-    """The compiled graph whose code a file holds; `source` gives its graph, should somebody ask for it.
+def restore(file: Container, chosen: CompileOptions, source: Callable[[], Graph]) -> CompiledGraph:
+    """The compiled graph whose code a file holds, with the options that it was made with; `source` gives its graph,
+    should somebody ask for it.
 
     Raises `ModelFormatError`, and `MemoryDeficit` where it does not fit.
     """
     code = file.facts["code"]
-    chosen = merged(file, options)
     try:
         device = str(code["device"])
         image = _image(file, code)
@@ -125,13 +125,12 @@ def array_at(file: Container, number: Any) -> Array:
     return file.arrays[number]
 
 
-def merged(file: Container, options: CompileOptions) -> CompileOptions:
-    """The options with those that the artifact was made with where nothing else was asked for."""
+def merged(file: Container, options: CompileOptions, given: Collection[str]) -> CompileOptions:
+    """The options with those that the artifact was made with where none was `given`, by name."""
     stored = file.facts.get("options")
     if not isinstance(stored, dict):
         return options
-    default = CompileOptions()
-    known = {k: v for k, v in stored.items() if k in CODE_OPTIONS and getattr(options, k) == getattr(default, k)}
+    known = {k: v for k, v in stored.items() if k in CODE_OPTIONS and k not in given}
     try:
         return options.with_options(known)
     except OptionError as error:

@@ -82,6 +82,7 @@ class Session:
         **options: Unpack[Options],
     ) -> None:
         self.options = CompileOptions().with_options(options, "policy", "registry")
+        self._given = frozenset(options)
         self.policy = policy
         self.registry = registry
 
@@ -216,6 +217,7 @@ class Session:
         if isinstance(source, str | os.PathLike) and example_inputs is None and dynamic_shapes is None:
             path, kind = kind_of(source, artifacts=allow_code or portable_only)
         else:
+            from rlx.importers.formats import kind_of_bytes
             from rlx.importers.objects import model_bytes
 
             path = model_bytes(source, example_inputs, dynamic_shapes)
@@ -232,7 +234,7 @@ class Session:
                 _bring_device(asked)
                 return self._compile(graph, asked, rules, Resident.read())
 
-            return load_artifact(path, chosen, compile_again, portable_only)
+            return load_artifact(path, chosen, self._given | options.keys(), compile_again, portable_only)
 
         def of_values(more: Values, registry: WeightRegistry | None, asked: CompileOptions = chosen) -> CompiledGraph:
             return self._load_file(path, kind, asked, rules, transform, {**fixed, **more}, registry)
@@ -363,18 +365,6 @@ def kind_of(source: str | os.PathLike[str], *, artifacts: bool = False) -> tuple
     known = ", ".join((*FORMATS, TEXT, "artifacts"))
     found = way_in(head, ending) or "neither its ending nor its contents are those of a model"
     raise ModelFormatError(f"{path}: {found}; known are {known}")
-
-
-def kind_of_bytes(data: Bytes) -> str:
-    """The ending of the format of a model in memory; raises `ModelFormatError` for what is none, and for artifacts."""
-    from rlx.importers.formats import is_onnx, way_in
-
-    head = bytes(memoryview(data).cast("B")[: len(MAGIC)])
-    if is_onnx(head):
-        return ".onnx"
-    if is_artifact(head):
-        raise ModelFormatError("<bytes>: an artifact is mapped from its file: write it to one and load that")
-    raise ModelFormatError(f"<bytes>: {way_in(head, '') or 'its contents are not those of a model'}; expected ONNX")
 
 
 @bounded("load", ModelFormatError)

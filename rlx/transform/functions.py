@@ -25,14 +25,25 @@ from rlx.trace.tree import differs_at, fill, leaves_of
 from rlx.transform import control as _control  # noqa: F401 - the rules of control flow
 from rlx.transform import recurrent as _recurrent  # noqa: F401 - those of recurrent layers
 from rlx.transform.graphs import grad_of_graph
+from rlx.transform.outside import compiled_once
 
 __all__ = ["Argnums", "grad", "hvp", "jvp", "named", "positions", "transformed", "value_and_grad", "vjp"]
 
 Argnums = int | Sequence[int]
 
 
-def transformed(what: str, function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call` under the signature of `function`: in an open graph as it is, on arrays compiled and run."""
+def transformed(
+    what: str,
+    function: Callable[..., Any],
+    call: Callable[..., Any],
+    key: tuple[Any, ...] | None = None,
+    of: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """`call` under the signature of `function`: in an open graph as it is, on arrays compiled and run.
+
+    With a `key`, which says all that `call` does to the function `of` (default: `function`), what was compiled serves
+    later transformations of the same function too, as long as what that reads from outside is the same.
+    """
     if not callable(function):
         raise OptionError(f"{what} takes a function, got {type(function).__name__}")
     compiled: list[Any] = []
@@ -49,7 +60,7 @@ def transformed(what: str, function: Callable[..., Any], call: Callable[..., Any
         if current() is not None or any(isinstance(leaf, Value) for _, leaf in leaves):
             return within(*args, **kwargs)
         if not compiled:
-            compiled.append(jit(within))
+            compiled.append(jit(within) if key is None else compiled_once(of or function, key, lambda: jit(within)))
         return compiled[0](*args, **kwargs)
 
     return bounded(what, CompileError)(outer)
@@ -131,7 +142,11 @@ def _value_and_grad(what: str, function: Callable[..., Any], argnums: Argnums, h
         whole = grads[0] if isinstance(argnums, int) else tuple(grads)
         return ((y, aux) if has_aux else y), whole
 
-    return transformed(what, function, call)
+    return transformed(what, function, call, (what, _key_of(argnums), has_aux))
+
+
+def _key_of(argnums: Argnums) -> Any:
+    return argnums if isinstance(argnums, int) else tuple(argnums)
 
 
 def _one(y: Value) -> Value:
@@ -180,7 +195,7 @@ def grad(function: Callable[..., Any] | Graph, argnums: Argnums = 0, *, has_aux:
         value, found = both(*args, **kwargs)
         return (found, value[1]) if has_aux else found
 
-    return transformed("grad", function, call)
+    return transformed("grad", function, call, ("grad", _key_of(argnums), has_aux))
 
 
 @bounded("vjp", CompileError)
@@ -232,8 +247,17 @@ def _alike(what: str, frame: Frame, path: str, leaf: Any, like: Value) -> Value:
 def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     """`(result, tangent)` of `function(*primals)` along `tangents`, trees like the primals. (jax.jvp)
 
-    On arrays it is compiled and run; in a function that is traced it adds to the graph. Through `while_loop` as well.
+    On arrays it is compiled and run, once for a function, shapes, and what the function reads from outside: numbers,
+    arrays, functions; a function that reads something else (a list, an object) is compiled in each call: use `rlx.jit`
+    of a function with `jvp` inside. In a function that is traced it adds to the graph. Through `while_loop` as well.
     """
+    return _jvp("jvp", function, function, primals, tangents)
+
+
+def _jvp(
+    what: str, of: Callable[..., Any], function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[Any, Any]:
+    """`jvp` of a function that is made of the function `of`, as `what` says."""
     if not isinstance(primals, tuple | list) or not isinstance(tangents, tuple | list):
         raise OptionError("jvp: primals and tangents are tuples, one entry for each argument")
     difference = differs_at(tuple(primals), tuple(tangents), "tangents")
@@ -258,7 +282,7 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
         raise OptionError(f"jvp takes a function, got {type(function).__name__}")
     call.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]
     call.__wrapped__ = function  # type: ignore[attr-defined]  # whom a warning of many compilations is about
-    found: tuple[Any, Any] = transformed("jvp", call, call)(tuple(primals), tuple(tangents))
+    found: tuple[Any, Any] = transformed("jvp", call, call, (what,), of)(tuple(primals), tuple(tangents))
     return found
 
 
@@ -268,4 +292,4 @@ def hvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
 
     It costs about two gradients: the `jvp` of `grad`. The result is a tree like the first primal.
     """
-    return jvp(grad(function), primals, tangents)[1]
+    return _jvp("hvp", function, grad(function), primals, tangents)[1]

@@ -84,7 +84,7 @@ def test_json(args: list[str], keys: set[str]) -> None:
         (["run", "no-such-file.onnx"], 1, "no-such-file.onnx"),
         (["verfy", MODEL], 2, "Did you mean 'verify'?"),
         (["load", MODEL], 2, "Did you mean 'run'?"),
-        (["cache", "limit", "much"], 1, "'much'"),
+        (["cache", "limit", "much"], 1, "SIZE='much'"),
         (["run", MODEL, "--input", "image=no-such-file.png"], 1, "can't be read as a picture"),
         (["run", MODEL, "--input", "no-such-file.npz"], 1, "no-such-file.npz"),
         (["run", MODEL.replace(".onnx", "_test.npz")], 1, "digits_test.npz"),
@@ -97,7 +97,9 @@ def test_json(args: list[str], keys: set[str]) -> None:
         (["explain", MODEL.replace(".onnx", "_test.npz"), "--preflight"], 1, "neither its ending nor its contents"),
         (["run", MODEL, "--budget", "1KiB", "--dims", "batch=1:8"], 1, "more than the 1,024 B allowed"),
         (["run", MODEL, "--budget", "1KiB", "--over-budget", "no"], 2, "--over-budget"),
-        (["run", MODEL, "--budget", "much"], 1, "'much'"),
+        (["run", MODEL, "--budget", "much"], 2, "Invalid value for '--budget': 'much': expected bytes, such as 8GiB"),
+        (["estimate", MODEL, "--budget", "10XB"], 2, "'--budget': '10XB'"),
+        (["generate", MODEL, "x", "--budget", "10XB"], 2, "'--budget': '10XB'"),
         (["run", MODEL, "--dims", "batch"], 2, "expected NAME=SIZE"),
         (["run", MODEL, "--dims", "batch=8:4"], 2, "above the highest"),
         (["run", MODEL, "--dims", "batch=-1"], 2, "expected NAME=SIZE"),
@@ -526,6 +528,7 @@ def test_cache_is_shown_bounded_and_cleared(tmp_path: Path, monkeypatch: pytest.
     assert rlx("cache", "clear", "--older-than", "1").stdout.startswith("deleted 0 files")
     assert "at most 1.0 MiB" in rlx("cache", "limit", "1MiB").stdout
     assert rlx_json("cache")["limit"] == 1 << 20
+    assert rlx("cache", "limit").stdout.startswith("at most 1.0 MiB: artifacts ")
     load(MODEL, device="cpu", dims={"batch": 2})
     assert sum(part["bytes"] for part in rlx_json("cache")["parts"].values()) <= 1 << 20
     assert rlx("cache", "limit", "0").exit_code == 0

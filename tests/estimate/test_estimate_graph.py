@@ -221,8 +221,25 @@ def test_a_device_without_a_plan_gives_a_bound() -> None:
 def test_language_options_are_refused_for_graphs() -> None:
     with pytest.raises(OptionError, match="context, kv_dtype: only for language models"):
         estimate(mlp(), context=4, kv_dtype="f16")
-    with pytest.raises(OptionError, match="takes a Graph or the path"):
-        rlx.estimate(3, overhead=0)
+    with pytest.raises(OptionError, match=r"estimate takes the path, bytes or open file of a model, .*; got int"):
+        rlx.estimate(3, overhead=0)  # type: ignore[arg-type]
+
+
+def test_a_model_in_memory_is_estimated_like_its_file(tmp_path: Path) -> None:
+    """As bytes, an open file and a ModelProto: what `rlx.load` takes."""
+    path = Path(rlx.__file__).parent / "demo" / "digits.onnx"
+    want = rlx.estimate(path, "cpu", overhead=0, dims={"batch": 4})
+    with path.open("rb") as file:
+        for held in (path.read_bytes(), memoryview(path.read_bytes()), file, onnx.load(path)):
+            made = rlx.estimate(held, "cpu", overhead=0, dims={"batch": 4})
+            assert made.activation_bytes == want.activation_bytes
+            assert 0 <= made.weight_bytes - want.weight_bytes <= 64  # a constant lies in a mapped file
+    with pytest.raises(OptionError, match="context: only for language models, not for a model in memory"):
+        rlx.estimate(path.read_bytes(), "cpu", overhead=0, context=3)
+    with pytest.raises(ModelFormatError, match="a GGUF model is mapped from its file"):
+        rlx.estimate(b"GGUF" + bytes(100), "cpu", overhead=0)
+    with pytest.raises(OptionError, match="estimate takes open files, and this one is closed"):
+        rlx.estimate(file, "cpu", overhead=0)
 
 
 def test_sizes_never_round_to_zero() -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from click.testing import CliRunner
+from small_decoders import write_gguf
 
 from rlx.cli.main import cli
 from rlx.llm.model import LanguageModel
@@ -41,3 +42,15 @@ def test_wrong_usage(path: Path, tmp_path: Path) -> None:
         done = CliRunner().invoke(cli, ["generate", *asked])
         assert done.exit_code == status, done.output
         assert text in done.stderr
+
+
+def test_a_model_with_a_chat_template_gets_a_hint(path: Path, tmp_path: Path) -> None:
+    """On stderr, where the prompt was taken as the beginning of a text; not with --chat, nor for a plain model."""
+    case = json.loads((Path(__file__).parents[1] / "decoders" / "configs.json").read_text())["llama"]
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    asking = write_gguf(tmp_path / "asking.gguf", case["config"], case["shapes"], chat_template=template)
+    for file, more, hinted in ((asking, [], True), (asking, ["--chat"], False), (path, [], False)):
+        done = CliRunner().invoke(cli, ["generate", str(file), "hello", "-n", "2", "--device", "cpu", *more])
+        assert done.exit_code == 0, done.output
+        assert ("with --chat it answers PROMPT" in done.stderr) == hinted
+        assert "hint" not in done.stdout

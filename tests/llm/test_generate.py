@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.errors import BusyError, MemoryDeficit, ModelFormatError, OptionError
+from rlx.errors import BusyError, ClosedError, MemoryDeficit, ModelFormatError, OptionError
 from rlx.llm.model import LanguageModel
 from rlx.llm.options import GenerationKeywords
 from rlx.llm.stopping import Stopper
@@ -166,6 +166,7 @@ def test_a_step_takes_no_memory(llm: LanguageModel) -> None:
         (lambda m: m.chat([]), "there are no messages"),
         (lambda m: m.chat(["hello"]), "one is 'hello'"),
         (lambda m: m.chat([{"content": "hello"}]), "expected messages such as .*; one is {'content': 'hello'}"),
+        (lambda m: m.chat([{"role": "user"}]), "this message has no 'content': {'role': 'user'}; expected "),
         (lambda m: m.score([5] * 300), "no room"),
     ],
 )
@@ -202,6 +203,37 @@ def test_the_largest_context_that_fits_is_told(path: Path) -> None:
     assert rlx.load_llm(path, context=largest, budget="60MB", device="cpu").context == largest
     with pytest.raises(MemoryDeficit):
         rlx.load_llm(path, context=largest * 5 // 4, budget="60MB", device="cpu")
+
+
+def test_a_deficit_speaks_of_what_load_llm_takes(path: Path) -> None:
+    """Not of the dims of the program below, which have other names."""
+    with pytest.raises(MemoryDeficit, match="Lower context= or prefill=, take a narrower kv_dtype=") as caught:
+        rlx.load_llm(path, context=200_000, budget="60MB", device="cpu")
+    text = str(caught.value)
+    assert "prefill 1, the lowest" in text
+    assert "dims" not in text
+    assert "tokens 1" not in text
+    assert "rows" not in text
+    assert [r.action for r in caught.value.remedies] == ["prefill 1, the lowest"]
+
+
+def test_a_closed_model_says_so(path: Path) -> None:
+    with rlx.load_llm(path, device="cpu", context=32) as model:
+        begun = model.generate("hello", 3, ignore_eos=True)
+        next(begun)
+    model.close()  # again: nothing happens
+    for call in (lambda: next(begun), lambda: next(model.generate("x", 1)), lambda: model.score("hello"), model.reset):
+        with pytest.raises(ClosedError, match="the language model is closed: load it again"):
+            call()
+    assert model.model.closed
+
+
+def test_a_model_at_work_in_another_thread_is_not_closed(path: Path) -> None:
+    model = rlx.load_llm(path, device="cpu", context=32)
+    with model.alone(), pytest.raises(BusyError, match="at work in another thread"):
+        model.close()
+    assert not model.model.closed
+    model.close()
 
 
 def test_stop_strings_that_overlap_pieces() -> None:

@@ -25,6 +25,7 @@ import rlx
 from rlx.backends.cpu.jit import cpuid
 from rlx.errors import ModelFormatError, OptionError
 from rlx.importers.onnx import load as load_onnx
+from rlx.ir.encoding import encoding_named
 from rlx.ir.fingerprint import graphs_equal
 from rlx.runtime import artifact, cache, container, restore
 
@@ -303,6 +304,27 @@ def test_another_machine_or_version_compiles_again(
     monkeypatch.setattr(container, "FORMAT", 0)
     with pytest.raises(ModelFormatError, match="upgrade rlx"):
         rlx.load(tmp_path / "m.rlxart")
+
+
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("way", ["load", "session", "load_artifact"])
+def test_an_option_that_is_given_counts_though_it_is_the_default(way: str, portable: bool, tmp_path: Path) -> None:
+    """Without precision= an artifact keeps its own, with precision="f32" it is computed in that."""
+    x, w = normal(3, 64), encoding_named("q8_0").encode(normal(32, 64))
+    g = rlx.Graph("products")
+    g.output(g.input("x", (3, 64)) @ g.param("w", (32, 64), encoding="q8_0", data=w).transpose(1, 0), "y")
+    made = {precision: rlx.compile(g, device="cpu", precision=precision) for precision in ("q8", "f32")}
+    want = {precision: model.run([x])[0] for precision, model in made.items()}
+    assert not np.array_equal(want["q8"], want["f32"])
+    made["q8"].save(tmp_path / "m.rlxart", portable=portable)
+
+    def load(**options: Any) -> rlx.CompiledGraph:
+        if way == "session":
+            return rlx.Session(device="cpu", **options).load(tmp_path / "m.rlxart")
+        return getattr(rlx, way)(tmp_path / "m.rlxart", device="cpu", **options)
+
+    for options, precision in (({}, "q8"), ({"precision": "q8"}, "q8"), ({"precision": "f32"}, "f32")):
+        np.testing.assert_array_equal(load(**options).run([x])[0], want[precision])
 
 
 def test_damage_is_an_error(tmp_path: Path) -> None:

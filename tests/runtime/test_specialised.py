@@ -322,7 +322,7 @@ def broadcasting(folder: Path) -> Path:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_size_of_1_broadcasts(device: str, tmp_path: Path) -> None:
-    """As onnxruntime has it, by run, run_views, submit and a clone; each pair of sizes is compiled once."""
+    """As onnxruntime has it, by run, run_views, run_slots, submit and a clone; each pair of sizes is compiled once."""
     path = broadcasting(tmp_path)
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     with rlx.load(path, device=device) as model:
@@ -332,6 +332,7 @@ def test_a_size_of_1_broadcasts(device: str, tmp_path: Path) -> None:
             x = np.random.default_rng(height).standard_normal((1, 1, height, width)).astype(np.float32)
             (want,) = session.run(None, {"x": x})
             got = [*model.run({"x": x}), *model.run_views([x]), *model.submit([x]).result(), model(x)["y"]]
+            got += [*model.run_slots(x), *model.run_slots(x)]
             out = np.empty_like(want)
             got += [*model.run([x], out=[out], outputs=["y"]), out]
             got += model.clone().run([x]) if "clone" in model.capabilities else []
@@ -339,8 +340,9 @@ def test_a_size_of_1_broadcasts(device: str, tmp_path: Path) -> None:
                 np.testing.assert_allclose(np.asarray(y), want, rtol=1e-5, atol=1e-6)
         assert "exact    2 of 32, for runs in which a size is 1: 1x1x3x6; 1x1x3x3" in model.explain()
         for _ in range(2):  # 3 and 2: an error, which no other compile would mend
-            with pytest.raises(ExecutionError, match="in this run"):
-                model.run([np.zeros((1, 1, 5, 6), np.float32)])
+            for call in (model.run, model.run_views, lambda arrays: model.run_slots(*arrays)):
+                with pytest.raises(ExecutionError, match="in this run"):
+                    call([np.zeros((1, 1, 5, 6), np.float32)])
     with pytest.raises(ClosedError):
         model.run([x])
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import gc
 import logging
+import pickle
 import runpy
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -287,10 +292,11 @@ def test_errors_say_what_to_do() -> None:
 
 
 def test_calling_it_anew_each_time_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """As with jit itself."""
+    """As with jit itself: of a function that reads a list from outside nothing is kept."""
+    scales = [1.0]
 
     def f(x: Any) -> Any:
-        return total(x)
+        return total(x) * scales[0]
 
     with caplog.at_level(logging.WARNING, "rlx"):
         for _ in range(8):
@@ -331,3 +337,93 @@ def test_checkpoint_takes_less_memory() -> None:
 
     kept, again = arena(block), arena(rlx.checkpoint(block))
     assert again < 0.9 * kept
+
+
+def compiled_by(caplog: pytest.LogCaptureFixture, call: Callable[[], Any]) -> tuple[Any, int]:
+    """The result of a call, and how many functions it traced."""
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "rlx"):
+        result = call()
+    return result, caplog.text.count("jit: tracing")
+
+
+def cubes(x: Any) -> Any:
+    return total(x**3 * FACTORS)
+
+
+FACTORS = np.array([1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: rlx.jvp(cubes, (x,), (x,))[1],
+        lambda x: rlx.hvp(cubes, (x,), (x,)),
+        lambda x: rlx.grad(cubes, 0)(x),  # noqa: PLW0108  # made anew in each call
+        lambda x: rlx.value_and_grad(cubes)(x)[1],
+    ],
+    ids=["jvp", "hvp", "grad", "value_and_grad"],
+)
+def test_a_function_is_compiled_once_for_its_shapes(
+    call: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the transformation is made anew in each call; what changed outside of the function counts."""
+    cubes.__dict__.clear()
+    x = np.array([3.0, 5.0])
+    first, count = compiled_by(caplog, lambda: call(x))
+    assert count == 1
+    again, count = compiled_by(caplog, lambda: call(x))
+    assert count == 0
+    np.testing.assert_array_equal(again, first)
+    assert compiled_by(caplog, lambda: call(np.ones(2, np.float32)))[1] == 1  # another type
+    monkeypatch.setattr(sys.modules[__name__], "FACTORS", np.array([10.0, 20.0]))
+    np.testing.assert_allclose(call(x), 10 * first)
+    FACTORS[:] = [1.0, 2.0]  # in place
+    np.testing.assert_allclose(call(x), first)
+
+
+def test_what_a_function_reads_from_outside_is_compared_by_value(caplog: pytest.LogCaptureFixture) -> None:
+    """Closed-over numbers and helpers; where an object is read, whose parts may change, nothing is kept."""
+    factor, box = 2.0, [2.0]
+
+    def helper(x: Any) -> Any:
+        return x * factor
+
+    def plain(x: Any) -> Any:
+        return total(helper(np.sin(x)))
+
+    def boxed(x: Any) -> Any:
+        return total(np.sin(x) * box[0])
+
+    x = np.array([0.5, 1.5])
+    for f, traced in ((plain, 0), (boxed, 1)):
+        rlx.jvp(f, (x,), (x,))
+        made, count = compiled_by(caplog, lambda f=f: rlx.jvp(f, (x,), (x,))[1])
+        assert count == traced
+        np.testing.assert_allclose(made, np.sum(np.cos(x) * x) * 2)
+    factor, box[0] = 3.0, 3.0
+    for f in (plain, boxed):
+        np.testing.assert_allclose(rlx.jvp(f, (x,), (x,))[1], np.sum(np.cos(x) * x) * 3)
+
+
+def test_what_is_kept_for_a_function_goes_with_it() -> None:
+    """It does not keep the function alive, nor travel in a copy or a pickle of its attributes."""
+
+    def f(x: Any) -> Any:
+        return total(x * x)
+
+    rlx.grad(f)(np.ones(2))
+
+    @functools.wraps(f)
+    def other(x: Any) -> Any:
+        return total(x * x * x)
+
+    np.testing.assert_allclose(rlx.grad(other)(np.ones(2)), [3, 3])
+    np.testing.assert_allclose(rlx.grad(f)(np.ones(2)), [2, 2])
+    (kept,) = f.__dict__.values()
+    assert not copy.deepcopy(kept).found
+    assert not pickle.loads(pickle.dumps(kept)).found
+    gone = weakref.ref(kept)
+    del f, other, kept
+    gc.collect()
+    assert gone() is None

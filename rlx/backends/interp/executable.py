@@ -242,13 +242,16 @@ class InterpExecutable(StatefulExecutable[Tensor]):
     def slots(self) -> Callable[..., Any]:
         @bounded("run_slots", ExecutionError)
         def call(*arrays: Any) -> Any:
-            admitted = self.admit(arrays)
-            with self.taken():
-                made = self.run_all(admitted)
-                self.outputs = list(made)
-                return self.wrap(tuple(made))
+            return self.served(self._slots, arrays)
 
         return call
+
+    def _slots(self, arrays: tuple[Any, ...]) -> Any:
+        admitted = self.admit(arrays)
+        with self.taken():
+            made = self.run_all(admitted)
+            self.outputs = list(made)
+            return self.wrap(tuple(made))
 
     def run(self, inputs: Sequence[Tensor], out: Sequence[Tensor | None], wanted: Sequence[int]) -> list[Tensor]:
         with self.taken():

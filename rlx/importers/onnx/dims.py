@@ -7,6 +7,7 @@ from typing import Any
 
 from rlx.errors import OptionError, ShapeError, unknown_dim
 from rlx.importers.onnx.model import ValueInfo
+from rlx.importers.onnx.size_names import expressed
 from rlx.ir.shape import Dim, Shape, Size, check_text, symbols
 
 __all__ = ["Bound", "DimsOption", "input_shapes", "of_names_and_parts", "own_names", "settled", "unknown_dims"]
@@ -20,8 +21,9 @@ _OWN_FORMS = "another name, an int (fixed), a pair (lo, hi), a Dim, or None (as 
 def input_shapes(inputs: Sequence[ValueInfo], dims: DimsOption | None) -> tuple[dict[str, Shape], dict[str, Bound]]:
     """The shape of each input whose rank is known, with `dims` applied, and the entries of `dims` for other dims.
 
-    Named sizes are one `Dim` a name; sizes without one are named after input and axis ("x.2"). `dims` are given by dim
-    name or by input, `{"x": (1, 3, (32, 960), (32, 960))}`. What is given by input and axis, `{"y": {0: "M"}}`, or
+    Named sizes are one `Dim` a name, but a name that is an expression of others, as `past + 1`, is that expression
+    unless `dims` says something of it; sizes without one are named after input and axis ("x.2"). `dims` are given by
+    dim name or by input, `{"x": (1, 3, (32, 960), (32, 960))}`. What is given by input and axis, `{"y": {0: "M"}}`, or
     another name in the place of an axis, is for that axis alone: it parts it from others that the file gives the same
     name. Raises `OptionError` for malformed entries, `ShapeError` for one that contradicts the file.
     """
@@ -61,8 +63,13 @@ def input_shapes(inputs: Sequence[ValueInfo], dims: DimsOption | None) -> tuple[
                 _settle(sizes, size, bound, what)
             else:
                 _check_fixed(size, bound, what)
+    left = [size for shape in declared.values() for size in shape if isinstance(size, str) and size not in sizes]
+    plain: dict[str, Size] = {**{name: Dim(name) for name in left}, **sizes}
+    for name in left:
+        meant = expressed(name, plain)
+        sizes[name] = plain[name] if meant is None else meant
     shapes = {
-        name: tuple(sizes.setdefault(size, Dim(size)) if isinstance(size, str) else size for size in shape)
+        name: tuple(sizes[size] if isinstance(size, str) else size for size in shape)
         for name, shape in declared.items()
     }
     return shapes, others

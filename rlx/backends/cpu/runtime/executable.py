@@ -114,7 +114,8 @@ class CpuExecutable(StateCalls, ExpertCalls):
 
     @property
     def slots(self) -> Callable[..., Any]:
-        return self.slots_checked if self.is_watched or self.may_start_again else self.slots_entry
+        checked = self.is_watched or self.may_start_again  # without the native check
+        return (lambda *arrays: self.fallback(arrays)) if checked else self.slots_entry
 
     @property
     def arena(self) -> Array:
@@ -544,15 +545,14 @@ class CpuExecutable(StateCalls, ExpertCalls):
     @bounded("run_slots", ExecutionError)
     def fallback(self, arrays: tuple[Any, ...]) -> Any:
         """The native check found something else than last time, or another thread: bind to it, or say what is wrong."""
+        return self.served(self.run_anew, arrays)
+
+    def run_anew(self, arrays: tuple[Any, ...]) -> Any:  # binds to them
         admitted = self.admit(arrays)
         with self.held():
             ready = self.compact(admitted)
             bound = self.execute(self.bind(ready), ready)
             return bound.results[self.states.parity[0]]
-
-    def slots_checked(self, *arrays: Any) -> Any:
-        """`slots` without the native check."""
-        return self.fallback(arrays)
 
     def execute(self, bound: Bound, ready: Sequence[Array]) -> Bound:
         """One run on arrays that the run is bound to; the caller holds the block. Returns what it was bound to last."""

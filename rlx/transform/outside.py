@@ -1,0 +1,120 @@
+"""What a function reads from outside of itself, so that a compiled derivative of it is used again only while it holds.
+
+A derivative that is called with arrays is compiled for the function as it is then: variables that it closes over and
+globals that it names are constants in the code. `outside` describes them by value, and is None where something can't
+be: then nothing is kept.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+import numpy as np
+
+from rlx.lazy_imports import sha256
+
+__all__ = ["compiled_once"]
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), np.dtype, np.generic)
+FIXED = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType, np.ufunc, type(np.sum))
+LIBRARIES = {
+    "builtins",
+    "functools",
+    "itertools",
+    "math",
+    "ml_dtypes",
+    "numpy",
+    "operator",
+    "rlx",
+}  # that stay as they are
+KEPT = "_rlx_derivatives"  # the attribute of a function that holds them
+DEEPEST = 8  # functions that call functions
+
+
+class Kept:
+    """What is kept for a function, by key; a copy of the function, or a pickle, has nothing of it."""
+
+    def __init__(self, function: Callable[..., Any] | None = None) -> None:
+        self.owner = None if function is None else ref(function)
+        self.found: dict[Any, tuple[Any, Any]] = {}
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+        return Kept, ()
+
+    def __copy__(self) -> Kept:
+        return Kept()
+
+    def __deepcopy__(self, memo: Any) -> Kept:
+        return Kept()
+
+
+def compiled_once(function: Callable[..., Any], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """`make()`, or what it gave for this function and key while what the function reads from outside was the same.
+
+    Kept with the function, and gone with it.
+    """
+    seen = outside(function)
+    if seen is None or not isinstance(function, types.FunctionType):
+        return make()
+    kept = function.__dict__.get(KEPT)
+    if kept is None or kept.owner is None or kept.owner() is not function:  # functools.wraps copies attributes
+        kept = function.__dict__[KEPT] = Kept(function)
+    known = kept.found.get(key)
+    if known is None or known[0] != seen:
+        known = kept.found[key] = (seen, make())
+    return known[1]
+
+
+def outside(function: Any, depth: int = 0) -> Any:
+    """What a function of Python reads from outside, as a value to compare; None where that can't be told."""
+    if not isinstance(function, types.FunctionType) or depth > DEEPEST:
+        return None
+    cells: list[Any] = []
+    for cell in function.__closure__ or ():
+        try:
+            cells.append(cell.cell_contents)
+        except ValueError:  # not set yet
+            return None
+    scope = function.__globals__
+    named = [scope[name] for name in sorted(_names(function.__code__)) if name in scope]
+    values = [*cells, *named, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    found = [_described(value, function, depth) for value in values]
+    return None if None in found else (function.__code__, tuple(found))
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The names of globals (and of attributes) in a code and those within it."""
+    found = set(code.co_names)
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            found |= _names(const)
+    return found
+
+
+def _described(value: Any, function: Any, depth: int) -> Any:
+    """A value from outside as one to compare; None for one whose parts may change unseen."""
+    if value is function:
+        return "itself"
+    if isinstance(value, PLAIN):
+        return type(value), repr(value)  # NaN equals itself, 1 is not True
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        held = np.ascontiguousarray(value)
+        return value.shape, value.dtype, sha256(held.view(np.uint8).data if held.size else b"").digest()
+    if isinstance(value, FIXED) and _is_of_library(value):
+        return "fixed", id(value), value  # held, so that no other takes its place
+    if isinstance(value, tuple) and type(value) is tuple:
+        found = [_described(one, function, depth) for one in value]
+        return None if None in found else tuple(found)
+    return outside(value, depth + 1)
+
+
+def _is_of_library(value: Any) -> bool:
+    """Whether it is a module, class or function of a library, and no method of something that may change."""
+    owner = getattr(value, "__self__", None)
+    if owner is not None and not isinstance(owner, types.ModuleType):
+        return False
+    name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+    return str(name).partition(".")[0] in LIBRARIES
