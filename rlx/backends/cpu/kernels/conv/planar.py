@@ -31,7 +31,7 @@ def in_planes(kernel: Kernel) -> list[Kernel]:
     batch, planes, (outputs, own, taps, *window) = anchor.x_shape[0], store.extents[2], anchor.w_shape
     image, copies = _padded(kernel, anchor) if reads_in_place(anchor) else _repeated(kernel, anchor, planes)
     i0, i1, i2, i3, i4 = out_vars(5)
-    o, tap, c_own, *rest = order = out_vars(5)
+    o, tap, c_own, *rest = out_vars(5)
     weight = substitute_vars(anchor.w, {i0: o, i1: c_own, i2: tap, i3: rest[0], i4: rest[1]})
     static = is_static(anchor.w, anchor.w_shape)
     copies.append(_copy(kernel, "order w", "ordered", (outputs, taps, own, *window), weight, static))
