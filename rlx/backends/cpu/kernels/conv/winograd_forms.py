@@ -123,14 +123,16 @@ class WeightsArguments(Arguments):
     outputs: Number
     position_step: Number
     o_step: Number
+    panels: Number  # of a group
     c_step: Number
     row_step: Number
     column_step: Number
 
 
 def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
-    """The weights' transform: [position, panel, channel, output], computed in f64 and rounded once; chunk = output.
+    """The weights' transform: [position, panel, channel, output], computed in f64 and rounded once.
 
+    A chunk is one output; panels of a group after those of the one before.
     Outputs beyond the last are zeros.
     """
     anchor, buffer = kernel.anchor, kernel.stores[0].buffer
@@ -146,7 +148,8 @@ def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
         w=Pointer(anchor.w.source, index.constant * 4),
         out=Pointer(buffer),
         channels=channels,
-        outputs=anchor.w_shape[0],
+        outputs=anchor.w_shape[0] // anchor.groups,
+        panels=panels // anchor.groups,
         position_step=panels * channels * WIDTH,
         o_step=o,
         c_step=c,
@@ -155,8 +158,10 @@ def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
     )
     f = gemm.kernel_function(PLACEHOLDER)
     w = WeightsArguments.loaded(f)
-    weights = f.gep(w.w, f.mul("%chunk", w.o_step), "float")
     panel, lane = f.lshr("%chunk", 4), f.and_("%chunk", WIDTH - 1)
+    output = f.add(f.mul(f.rem(panel, w.panels), WIDTH), lane)  # in its group
+    number = f.add(f.mul(f.div(panel, w.panels), w.outputs), output)
+    weights = f.gep(w.w, f.mul(number, w.o_step), "float")
     out = f.gep(w.out, f.add(f.mul(f.mul(panel, w.channels), WIDTH), lane), "float")
 
     def put(c: str, value: Callable[[int], str]) -> None:
@@ -180,7 +185,7 @@ def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
     def clear() -> None:
         f.loop(0, w.channels, 1, [], lambda c, _: put(c, lambda _: "0.0"))
 
-    f.if_(f.cmp("lt", "%chunk", w.outputs), transform, clear)
+    f.if_(f.cmp("lt", output, w.outputs), transform, clear)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     return KernelCode(symbol, ir, tuple(words), Product((panels, WIDTH)))
