@@ -71,7 +71,8 @@ def test_three_axes(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str
 @pytest.mark.parametrize(
     "x, w, attributes, strategy",
     [
-        ((1, 16, 20, 20), (32, 16, 3, 3), {"pads": (1,) * 4}, "conv.implicit_gemm"),
+        ((1, 16, 20, 20), (32, 16, 3, 3), {"pads": (1,) * 4}, "conv.winograd_f4x4_3x3"),
+        ((1, 16, 20, 20), (32, 16, 3, 3), {"strides": (2, 2)}, "conv.implicit_gemm"),
         ((1, 16, 20, 20), (16, 1, 3, 3), {"pads": (1,) * 4, "groups": 16}, "conv.depthwise"),
         ((2, 3, 20, 20), (8, 3, 5, 5), {"strides": (2, 2)}, "conv.implicit_gemm"),
         ((2, 32, 9, 9), (40, 32, 1, 1), {}, "conv.in_image"),

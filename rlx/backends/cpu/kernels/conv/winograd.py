@@ -24,7 +24,17 @@ from rlx.backends.cpu.gemm.tile import Tile, tile_of
 from rlx.backends.cpu.kernels.alternatives import alternatives
 from rlx.backends.cpu.kernels.conv.geometry import conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, with_weights
-from rlx.backends.cpu.kernels.conv.winograd_forms import F4X4, FORMS, WEIGHTS, Form, Matrix, combine, transforms, window
+from rlx.backends.cpu.kernels.conv.winograd_forms import (
+    F4X4,
+    FORMS,
+    WEIGHTS,
+    Form,
+    Matrix,
+    combine,
+    transforms,
+    weights_of,
+    window,
+)
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
@@ -113,7 +123,7 @@ def unsuited(kernel: Kernel) -> str | None:
         f"it has fewer than {MIN_CHANNELS} channels or outputs a group, or as many as the run says": any(
             not isinstance(s, int) or s < MIN_CHANNELS for s in _sizes(anchor)
         ),
-        "its weights are computed": not (isinstance(anchor.w, Load) and anchor.w.source.is_fixed),
+        "its weights are computed": not ((w := weights_of(anchor)) and w.source.is_fixed),
         f"its windows are {'x'.join(map(str, anchor.w_shape[2:]))}": all(f.r != window(anchor) for f in FORMS.values()),
     }
     return next((why for why, holds in reasons.items() if holds), None)
