@@ -130,7 +130,7 @@ def cut_of(s: Shape) -> RecurrenceSchedule:
 
 def tile_rows(s: Shape, gates: int) -> int:
     """Rows of the batch whose sums are in registers at once: AVX-512 has 32 of them."""
-    if gates == 4 and s.target.vector_bytes == 64 and not s.op.round_state:
+    if gates == 4 and s.target.vector_bytes == 64:
         return 6
     return {4: 3, 3: 4, 2: 6, 1: 8}[gates]
 

@@ -28,6 +28,7 @@ from rlx.backends.cpu.kernels.recurrence.cells import (
     tile_rows,
     whole_sums,
 )
+from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec, void
 from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
 from rlx.backends.cpu.loops.looks import look, looking_loop
@@ -555,7 +556,12 @@ class _Code:
             if gate is not None and "bias" in self.given:
                 x = f.add(x, parameter("bias", gate, 4))
             wide = f.cast("fpext", x, vec("double", s.units))
-            return f.cast("fptrunc", activation(f, functions[number], wide, s.units, "f64"), vec("float", s.units))
+            fn = functions[number]
+            if fn.name == "sigmoid" and not fn.clip:
+                made = vmath.sigmoid_of_f32(f, wide, s.units)
+            else:
+                made = activation(f, fn, wide, s.units, "f64")
+            return f.cast("fptrunc", made, vec("float", s.units))
 
         def multiply_add(a: str, b: str, c: str) -> str:
             return f.add(f.mul(a, b), c) if op.round_state else f.fma(a, b, c)
