@@ -201,6 +201,26 @@ def test_few_planes(channels: int, x: tuple[int, ...], w: tuple[int, ...], attri
     check(conv_graph((x[0], channels, *x[1:]), (w[0], channels, *w[1:]), relu_of, **attributes))
 
 
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("channels, groups", [(1, 1), (3, 1), (16, 1), (21, 1), (3, 5), (16, 2)])
+@pytest.mark.parametrize(
+    "size, kernel, attributes",
+    [
+        ((9, 40), (3, 3), {"dilations": (2, 2), "pads": (2, 2, 2, 2)}),
+        ((20, 17), (3, 2), {"dilations": (7, 5), "pads": (7, 0, 3, 9)}),
+        ((30, 31), (3, 3), {"dilations": (12, 12), "pads": (12, 12, 12, 12), "strides": (2, 3)}),
+        ((12, 35), (2, 4), {"dilations": (3, 3), "strides": (2, 2)}),
+        ((26, 5), (3, 3), {"dilations": (11, 1), "pads": (11, 1, 11, 1)}),  # rows that no window of a chunk sees
+        ((70,), (5,), {"dilations": (4,), "pads": (8, 8), "strides": (3,)}),
+    ],
+)
+def test_windows_with_gaps(
+    channels: int, groups: int, size: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str, Any]
+) -> None:
+    """Columns that are apart are copied next to each other, in vectors that may reach over the next pixels."""
+    check(conv_graph((2, channels * groups, *size), (8 * groups, channels, *kernel), groups=groups, **attributes))
+
+
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("pixels", [1, 5, 6, 7, 13, 49, 150])
 @pytest.mark.parametrize("outputs", [8, 15, 16, 24, 40, 48, 56, 64, 80])
@@ -552,6 +572,42 @@ def test_winograd(x: tuple[int, ...], outputs: int, pads: tuple[int, ...], name:
         check(g, run=run, tolerance=1e-6 if name == "conv.winograd_f2x2_3x3" else 6e-6)
 
 
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("groups, channels, outputs", [(2, 16, 16), (3, 17, 19), (2, 32, 130), (5, 20, 16)])
+def test_winograd_in_groups(groups: int, channels: int, outputs: int, name: str) -> None:
+    """Each group reads its channels and weights only, those of a last half panel too; a run may bring the sizes."""
+    w = (groups * outputs, channels, *FORMS[name].r)
+    for post in (None, residual):
+        g = conv_graph((2, groups * channels, 11, 14), w, post, pads=(1, 1, 1, 1), groups=groups)
+        run = compiled(g)
+        assert strategies(run) == [name]
+        check(g, run=run, tolerance=1e-6 if name == "conv.winograd_f2x2_3x3" else 6e-6)
+    sizes = Dim("n", 0, 4), groups * channels, Dim("h", 3, 64), 14
+    opened = compiled(conv_graph(sizes, w, residual, pads=(1, 1, 1, 1), groups=groups))
+    check(g, {"n": 2, "h": 11}, opened, tolerance=6e-6)
+
+
+def test_winograd_takes_nan_no_further_than_its_tiles(name: str) -> None:
+    """Results beyond the tiles that see a NaN, and those of other groups, have the bits that they have without it."""
+    form = FORMS[name]
+    g = conv_graph((1, 32, 24, 24), (32, 16, *form.r), groups=2, bias=False)
+    arrays, run = arrays_of(g, {}), compiled(g)
+    assert strategies(run) == [name]
+    clean = run(arrays)["y"]
+    arrays["x"][0, 3, 9, 10] = np.nan
+    found = np.isnan(run(arrays)["y"])
+    near = np.zeros(found.shape, bool)
+    rows, columns = (
+        slice(max(at - r + 1, 0) // m * m, (at // m + 1) * m) for at, r, m in zip((9, 10), form.r, form.m, strict=True)
+    )
+    near[0, :16, rows, columns] = True
+    sees = np.zeros(found.shape, bool)
+    sees[0, :16, 9 - form.r[0] + 1 : 10, 10 - form.r[1] + 1 : 11] = True
+    assert found[sees].all()
+    assert not found[~near].any()
+    np.testing.assert_array_equal(run(arrays)["y"][~near], clean[~near])
+
+
 @pytest.mark.parametrize("length", [7, 8, 9, 10, 11, 33])
 def test_winograd_of_signals(length: int, name: str) -> None:
     """Convolutions with one spatial axis, of every rest of a tile."""
@@ -600,7 +656,7 @@ def test_winograd_of_sizes_known_at_the_run(name: str) -> None:
 
 
 def test_winograd_is_not_for_every_window(name: str) -> None:
-    """Strides, dilations, groups, other windows, f64 and weights that are computed have none."""
+    """Strides, dilations, small groups, other windows, f64 and weights that are computed have none."""
     r = FORMS[name].r
     cases: list[tuple[tuple[int, ...], str, dict[str, Any]]] = [
         ((16, 16, *r), "f32", {"strides": (2, 1)}),

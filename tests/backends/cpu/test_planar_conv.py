@@ -20,6 +20,14 @@ CASES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((1, 1, 1, 1, 1), (1, 1, 3, 3, 3), {"pads": (1,) * 6}),
     ((0, 2, 3, 3, 3), (4, 2, 2, 2, 2), {}),
     ((1, 2, 7, 1, 9), (3, 2, 7, 1, 4), {"strides": (1, 1, 3)}),
+    # one channel, or windows of one plane, which are read where they lie
+    ((1, 1, 6, 7, 9), (16, 1, 3, 3, 3), {"pads": (1,) * 6}),
+    ((1, 1, 9, 5, 40), (8, 1, 2, 3, 3), {"pads": (2, 1, 1, 0, 1, 1), "strides": (3, 1, 1), "dilations": (2, 1, 1)}),
+    ((1, 1, 9, 6, 6), (20, 1, 4, 3, 3), {"strides": (2, 2, 1)}),
+    ((3, 1, 6, 7, 9), (16, 1, 3, 3, 3), {"pads": (1, 1, 1, 0, 1, 1)}),
+    ((1, 1, 6, 7, 9), (1, 1, 3, 3, 3), {"pads": (1,) * 6}),
+    ((1, 20, 5, 6, 7), (16, 20, 1, 3, 3), {"pads": (2, 1, 1, 1, 1, 1), "strides": (2, 1, 1)}),
+    ((1, 8, 5, 6, 7), (8, 2, 1, 1, 3), {"groups": 4, "strides": (2, 1, 1)}),
 ]
 
 
@@ -63,7 +71,8 @@ def test_three_axes(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str
 @pytest.mark.parametrize(
     "x, w, attributes, strategy",
     [
-        ((1, 16, 20, 20), (32, 16, 3, 3), {"pads": (1,) * 4}, "conv.implicit_gemm"),
+        ((1, 16, 20, 20), (32, 16, 3, 3), {"pads": (1,) * 4}, "conv.winograd_f4x4_3x3"),
+        ((1, 16, 20, 20), (32, 16, 3, 3), {"strides": (2, 2)}, "conv.implicit_gemm"),
         ((1, 16, 20, 20), (16, 1, 3, 3), {"pads": (1,) * 4, "groups": 16}, "conv.depthwise"),
         ((2, 3, 20, 20), (8, 3, 5, 5), {"strides": (2, 2)}, "conv.implicit_gemm"),
         ((2, 32, 9, 9), (40, 32, 1, 1), {}, "conv.in_image"),

@@ -17,7 +17,7 @@ __all__ = ["WinogradSchedule"]
 
 @dataclass(frozen=True)
 class WinogradParts:
-    """How the work is split: chunk = block of tiles * panel blocks + block of panels of the weights."""
+    """How the work is split: chunk = (block of tiles * groups + group) * panel blocks + block of panels."""
 
     tiles_h: int
     tiles_w: int
@@ -36,6 +36,7 @@ class WinogradParts:
 class WinogradSchedule:
     """The chunks of a convolution by tiles of m outputs of n positions; `sizes`: batch, channels, outputs, plane.
 
+    Channels and outputs are those of a group.
     `kept`: the tiles whose results wait for their epilogue, 0 where it is computed in the place of the results.
     """
 
@@ -44,6 +45,7 @@ class WinogradSchedule:
     sizes: Shape
     kept: int
     rates: Rates
+    groups: int = 1
 
     WIDTH = 16  # outputs of a panel of weights
     MOST, LEAST = 100e-6, 20e-6 / 3  # seconds of a chunk at most, and at least where there are few
@@ -58,7 +60,7 @@ class WinogradSchedule:
         tiles, panels = batch * down * across, -(-outputs // lanes)
         a_tile = positions * channels * panels
         longest, least = (seconds * self.rates.transforms for seconds in (self.MOST, self.LEAST))
-        wanted = pieces(tiles * a_tile, longest, least)
+        wanted = -(-pieces(tiles * a_tile * self.groups, longest, least) // self.groups)
         many = 64 * a_tile > self.MANY_WEIGHTS
         most = self.TILES[1] if many else min(max(int(longest) // max(a_tile, 1), self.TILES[0]), self.TILES[1])
         blocks = max(-(-tiles // most), 1)
@@ -72,13 +74,16 @@ class WinogradSchedule:
         tile_chunk = max(-(-tiles // blocks), 1)
         panel_chunk = even_panels(panels, panel_blocks, -(-tiles // tile_chunk))
         threads = thread_count(extents)
-        if wants_shares(-(-tiles // tile_chunk) * -(-panels // panel_chunk), threads):
+        if wants_shares(-(-tiles // tile_chunk) * self.groups * -(-panels // panel_chunk), threads):
 
             def cost(some: int, columns: int) -> float:  # products, transforms of the image, and weights read
                 return positions * channels * (some * columns + some / 2 + 5 * columns) / self.rates.transforms
 
             least = 1 if outputs % self.WIDTH == 0 else panels
-            tile_chunk, panel_chunk = shares(tiles, panels, threads, cost, most_rows=tile_chunk, least_panels=least)
+            copies, most = self.groups, tile_chunk
+            tile_chunk, panel_chunk = shares(
+                tiles, panels, threads, cost, copies=copies, most_rows=most, least_panels=least
+            )
         blocks = -(-tiles // tile_chunk)
         panel_blocks = -(-panels // panel_chunk)
         lda = channels + 16 if channels % 128 == 0 else channels
@@ -89,7 +94,7 @@ class WinogradSchedule:
         for size in (4 * channels, 4 * positions * column_step, 4 * positions * product_step, sums):
             end += aligned(size)
             ends.append(end)
-        count = blocks * panel_blocks
+        count = blocks * self.groups * panel_blocks
         split = (down, across, tiles, tile_chunk, panel_chunk, count)
         return WinogradParts(*split, lda, ldc, column_step, product_step, tuple(ends))
 

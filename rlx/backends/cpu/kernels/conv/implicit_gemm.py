@@ -323,16 +323,14 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
     last = f.max(f.min(f.add(w.pad_w, width), w.padded), first)
     pixels, before = f.sub(last, first), f.sub(first, w.pad_w)
     skipped = before if planes else f.mul(before, w.x_c if grouped else channels)
+    left, right = first, last
     first, count, whole = (
         f.mul(first, channels),
         f.mul(pixels, channels),
         f.mul(w.padded, channels),
     )
     after = f.mul(last, channels)
-
-    def column(c: str) -> str:
-        """Where a column of a copied row is: those that windows see together are next to each other."""
-        return f.add(f.mul(f.rem(c, apart), f.div(w.padded, apart)), f.div(c, apart))
+    down = f.div(f.sub(w.extent_h, 1), f.max(f.sub(w.pieces, 1), 1))  # the dilation of rows
 
     def clear(place: str, start: str | int, stop: str) -> None:
         """Sets elements start..stop to zero, those beyond in vectors that fit."""
@@ -351,14 +349,14 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
             vectors, count, 1, [], lambda i, _: f.store(f.load(ty, f.gep(source, i, ty)), f.gep(place, i, ty), ty=ty)
         )
 
-    def pick(source: str, place: str, at: Callable[[str], str] = lambda i: i, *, exactly: bool = False) -> None:
-        """The channels of a group: in vectors, where the next pixel covers what is too much, unless `exactly`."""
+    def pick(source: str, place: str, some: str, step: str) -> None:
+        """The channels of a group of some pixels `step` apart: in vectors, whose excess what comes after covers."""
 
         def vector(p: str, q: str) -> Callable[[str, list[str]], None]:
             return lambda c, _: f.store(f.load(tile.vector, f.gep(p, c, ty)), f.gep(q, c, ty))
 
         def pixel(i: str, whole: str) -> tuple[str, str]:
-            p, q = f.gep(source, f.mul(i, w.x_c), ty), f.gep(place, f.mul(at(i), channels), ty)
+            p, q = f.gep(source, f.mul(i, step), ty), f.gep(place, f.mul(i, channels), ty)
             f.loop(0, whole, lanes, [], vector(p, q))
             return p, q
 
@@ -367,12 +365,32 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
             p, q = pixel(i, whole)
             f.loop(whole, channels, 1, [], lambda c, _: f.store(f.load(ty, f.gep(p, c, ty)), f.gep(q, c, ty)))
 
-        if exactly:
-            f.loop(0, pixels, 1, [], exact)
-            return
-        covered = f.select(f.cmp("ge", w.x_c, lanes), f.max(f.sub(pixels, 1), 0), 0)
+        covered = f.max(f.sub(some, f.div(f.add(step, lanes - 1), step)), 0)  # what they read too much is in the row
         f.loop(0, covered, 1, [], lambda i, _: void(pixel(i, channels)))
-        f.loop(covered, pixels, 1, [], exact)
+        f.loop(covered, some, 1, [], exact)
+
+    def spread(source: str, place: str) -> None:
+        """A row in parts of columns that are `apart`, as windows see them together, each with the zeros around it."""
+        columns = f.div(w.padded, apart)
+
+        def up(n: str, part: str) -> str:
+            """The first column of a part that is no earlier than the n-th of the row."""
+            return f.div(f.sub(f.add(n, f.sub(apart, 1)), part), apart)
+
+        def part(number: str, _: list[str]) -> None:
+            own = f.gep(place, f.mul(f.mul(number, columns), channels), ty)
+            begin, end = up(left, number), up(right, number)
+            skip = f.sub(f.add(number, f.mul(begin, apart)), left)
+            clear(own, 0, f.mul(begin, channels))
+            pick(
+                f.gep(source, f.mul(skip, w.x_c), ty),
+                f.gep(own, f.mul(begin, channels), ty),
+                f.sub(end, begin),
+                f.mul(apart, w.x_c),
+            )
+            clear(own, f.mul(end, channels), f.mul(columns, channels))
+
+        f.loop(0, apart, 1, [], part)
 
     def gather(source: str, place: str) -> None:
         """A row of each plane, so that the channels of a pixel are together."""
@@ -426,25 +444,22 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
             place = f.gep("%copies", f.add(base, f.mul(j, step)), ty)
             y = f.add(top, j)
 
-            def between() -> None:
-                clear(place, 0, first)
-                (gather if planes else pick if grouped else copy)(source(), f.gep(place, first, ty))
-                clear(place, after, whole)
-
             def source() -> str:
                 return f.gep("%x", f.add(plane, f.add(f.mul(y, w.x_h), skipped)), ty)
 
-            def spread() -> None:
-                clear(place, 0, whole)
-                pick(source(), place, lambda i: column(f.add(i, f.div(first, channels))), exactly=True)
-
             def inside() -> None:
                 if grouped:
-                    f.if_(f.cmp("eq", apart, 1), between, spread)
-                else:
-                    between()
+                    spread(source(), place)
+                    return
+                clear(place, 0, first)
+                (gather if planes else copy)(source(), f.gep(place, first, ty))
+                clear(place, after, whole)
 
-            f.if_(f.cmp("ult", y, w.height), inside, lambda: clear(place, 0, whole))
+            def seen() -> None:
+                f.if_(f.cmp("ult", y, w.height), inside, lambda: clear(place, 0, whole))
+
+            # fewer rows than the dilation leave out some between those that their windows see
+            f.if_(f.cmp("le", f.rem(j, f.max(down, 1)), f.mul(f.sub(rows, 1), stride_h)), seen)
 
         f.if_(copied, lambda: void(f.loop(0, lines, 1, [], line)))
         here = f.select(copied, base, f.add(plane, f.mul(top, w.x_h)))
@@ -457,16 +472,20 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
             def pixel(i: str, _: list[str]) -> None:
                 f.store(f.add(start, f.mul(i, pixel_step)), f.gep(places, i, "i64"))
 
-            def spread(i: str, _: list[str]) -> None:
-                f.store(f.add(start, f.mul(column(f.mul(i, w.stride_w)), channels)), f.gep(places, i, "i64"))
-
-            def pixels_of(one: Callable[[str, list[str]], None]) -> None:
-                f.loop(0, out_width, 1, [], one)
+            def apart_pixel(i: str, state: list[str]) -> list[str]:
+                part, column = state
+                at = f.add(f.mul(part, parts), column)
+                f.store(f.add(start, f.mul(at, channels)), f.gep(places, i, "i64"))
+                part, column = f.add(part, right_step), f.add(column, down_step)
+                over = f.cmp("ge", part, apart)
+                return [f.sub(part, f.select(over, apart, 0)), f.add(column, f.cast("zext", over, "i64"))]
 
             if grouped:
-                f.if_(f.cmp("eq", apart, 1), lambda: pixels_of(pixel), lambda: pixels_of(spread))
+                parts = f.div(w.padded, apart)
+                right_step, down_step = f.rem(w.stride_w, apart), f.div(w.stride_w, apart)
+                f.loop(0, out_width, 1, [("i64", 0), ("i64", 0)], apart_pixel)
             else:
-                pixels_of(pixel)
+                f.loop(0, out_width, 1, [], pixel)
 
         f.loop(0, rows, 1, [], row)
         return [f.add(base, f.mul(lines, step)), f.add(r, rows)]

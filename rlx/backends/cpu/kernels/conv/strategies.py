@@ -17,7 +17,7 @@ from rlx.backends.cpu.kernels.conv.few_outputs import FewOutputs
 from rlx.backends.cpu.kernels.conv.grouped import Grouped
 from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm
 from rlx.backends.cpu.kernels.conv.int8_depthwise import Int8Depthwise
-from rlx.backends.cpu.kernels.conv.planar import in_planes
+from rlx.backends.cpu.kernels.conv.planar import in_planes, reads_in_place
 from rlx.backends.cpu.kernels.conv.product import Im2col, InImage
 from rlx.backends.cpu.kernels.conv.weights import is_few
 from rlx.backends.cpu.kernels.conv.winograd_forms import FORMS
@@ -80,9 +80,15 @@ def layout(kernel: Kernel, setting: Setting, strategies: Sequence[CpuStrategy] =
     assert isinstance(anchor, Conv)
     made: list[Kernel] = []
     if anchor.x.dtype.is_float and anchor.x.dtype.bits < 32:  # summed in f32
-        kernel = kernel.with_anchor(replace(anchor, x=Cast(anchor.x, F32), w=Cast(anchor.w, F32)))
+        anchor = replace(anchor, x=Cast(anchor.x, F32), w=Cast(anchor.w, F32))
+        kernel = kernel.with_anchor(anchor)
     if len(anchor.x_shape) == 5:
-        *made, kernel = in_planes(kernel)
+        if not reads_in_place(anchor) and not _channels_together(anchor):
+            image, copy = _channels_last(kernel, anchor)  # whose planes are then copied in whole vectors
+            made.append(copy)
+            kernel = kernel.with_anchor(replace(anchor, x=image))
+        made += in_planes(kernel)
+        kernel = made.pop()
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     if not _channels_together(anchor) and not _from_planes(kernel):

@@ -24,7 +24,17 @@ from rlx.backends.cpu.gemm.tile import Tile, tile_of
 from rlx.backends.cpu.kernels.alternatives import alternatives
 from rlx.backends.cpu.kernels.conv.geometry import conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, with_weights
-from rlx.backends.cpu.kernels.conv.winograd_forms import F4X4, FORMS, WEIGHTS, Form, Matrix, combine, transforms, window
+from rlx.backends.cpu.kernels.conv.winograd_forms import (
+    F4X4,
+    FORMS,
+    WEIGHTS,
+    Form,
+    Matrix,
+    combine,
+    transforms,
+    weights_of,
+    window,
+)
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
@@ -48,7 +58,7 @@ from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.backends.cpu.schedule.winograd import WinogradParts, WinogradSchedule
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.backends.cpu.target import Target
-from rlx.ir.shape import bounds
+from rlx.ir.shape import Size, bounds
 from rlx.kernels.expr import Load, const
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
@@ -109,15 +119,19 @@ def unsuited(kernel: Kernel) -> str | None:
         "its sums have to be exact": anchor.exact,
         "it has strides": {*anchor.strides} != {1},
         "its windows are dilated": {*anchor.dilations} != {1},
-        "it has several groups": anchor.groups != 1,
         "its pads are negative, or known at the run only": any(not isinstance(p, int) or p < 0 for p in anchor.pads),
-        f"it has fewer than {MIN_CHANNELS} channels or outputs, or as many as the run says": any(
-            not isinstance(s, int) or s < MIN_CHANNELS for s in anchor.w_shape[:2]
+        f"it has fewer than {MIN_CHANNELS} channels or outputs a group, or as many as the run says": any(
+            not isinstance(s, int) or s < MIN_CHANNELS for s in _sizes(anchor)
         ),
-        "its weights are computed": not (isinstance(anchor.w, Load) and anchor.w.source.is_fixed),
+        "its weights are computed": not ((w := weights_of(anchor)) and w.source.is_fixed),
         f"its windows are {'x'.join(map(str, anchor.w_shape[2:]))}": all(f.r != window(anchor) for f in FORMS.values()),
     }
     return next((why for why, holds in reasons.items() if holds), None)
+
+
+def _sizes(anchor: Conv) -> tuple[Size, Size]:
+    """Outputs and channels of a group."""
+    return anchor.w_shape[0] // anchor.groups, anchor.w_shape[1]
 
 
 def possible(kernel: Kernel) -> list[str]:
@@ -135,7 +149,7 @@ def choose(kernel: Kernel, target: Target) -> str:
     names = possible(kernel)
     if not names:
         return ""
-    outputs, channels = anchor.w_shape[:2]
+    outputs, channels = _sizes(anchor)
     assert isinstance(outputs, int)
     assert isinstance(channels, int)
     panels = -(-outputs // (WIDTH // 2)) / 2
@@ -173,9 +187,9 @@ def _layout(kernel: Kernel, name: str) -> list[Kernel]:
     """The kernel that transforms the weights, and the convolution that reads them."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
-    outputs, channels = anchor.w_shape[:2]
+    outputs, channels = _sizes(anchor)
     assert isinstance(outputs, int)
-    shape = (FORMS[name].positions, -(-outputs // WIDTH), channels, WIDTH)
+    shape = (FORMS[name].positions, anchor.groups * -(-outputs // WIDTH), channels, WIDTH)
     buffer = Buffer(f"{kernel.stores[0].buffer.name}.winograd", "prepared", shape, anchor.x.dtype)
     vars = out_vars(4)
     store = Store(buffer, shape, vars, const(0, buffer.dtype))
@@ -193,12 +207,12 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     tile = tile_of(anchor.x.dtype, target)
     sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
     kept = 0 if epilogue.in_place else tiles_beside(epilogue, form)
-    cut = once(WinogradSchedule(form.m, form.n, sizes, kept, target.rates))
+    cut = once(WinogradSchedule(form.m, form.n, sizes, kept, target.rates, geo.groups))
     table = ArgumentTable(_words(kernel, cut, tile, epilogue))
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, tile.lanes)
     epilogue.prepare(emitter)
-    chunk = _Chunk.begin(f, form)
+    chunk = _Chunk.begin(f, form, table.load(f, geo.groups) if geo.groups > 1 else None)
     _transform_images(f, chunk)
     _multiply(f, chunk, tile)
     _transform_back(f, chunk, epilogue, emitter)
@@ -243,10 +257,16 @@ def _words(kernel: Kernel, cut: Callable[[Extents], WinogradParts], tile: Tile, 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A chunk's values in the code: arguments, tiles `t0` to `t1`, outputs `n0` to `n1`, and its places in scratch."""
+    """A chunk's values in the code: arguments, tiles `t0` to `t1`, outputs `n0` to `n1`, and its places in scratch.
+
+    Outputs are counted through all groups; `x` is the image from the group's first channel on.
+    """
 
     form: Form
     w: WinogradArguments
+    x: str
+    weights: str  # of the first position
+    step: str  # from position to position of them
     columns: str  # outputs of a chunk but the last
     t0: str
     t1: str
@@ -258,13 +278,22 @@ class _Chunk:
     sums: str  # results that can't be made where they belong
 
     @staticmethod
-    def begin(f: Function, form: Form) -> _Chunk:
+    def begin(f: Function, form: Form, groups: str | None) -> _Chunk:
         w = WinogradArguments.loaded(f)
-        at = chunk_of(f, w.tiles, w.tile_chunk, w.outputs, w.panel_chunk, WIDTH, even_rows=True)
+        at = chunk_of(f, w.tiles, w.tile_chunk, w.outputs, w.panel_chunk, WIDTH, groups=groups, even_rows=True)
+        panels = f.div(f.add(w.outputs, WIDTH - 1), WIDTH)
+        panel = f.mul(w.channels, WIDTH)
+        weights = f.gep(w.weights, f.mul(at.n0, w.channels), "float")
+        x, n0, n1 = w.x, at.n0, at.n1
+        if groups is not None:
+            weights = f.gep(weights, f.mul(f.mul(at.matrix, panels), panel), "float")
+            x, first = f.gep(x, f.mul(at.matrix, w.channels), "float"), f.mul(at.matrix, w.outputs)
+            n0, n1, panels = f.add(first, n0), f.add(first, n1), f.mul(panels, groups)
         zeros = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
         f.loop(0, w.channels, 1, [], lambda c, _: f.store(0.0, f.gep(zeros, c, "float"), ty="float"))
         made, products, sums = (f.offset(zeros, i) for i in (w.columns, w.products, w.sums))
-        return _Chunk(form, w, at.room, at.r0, at.r1, at.n0, at.n1, zeros, made, products, sums)
+        step = f.mul(panels, panel)
+        return _Chunk(form, w, x, weights, step, at.room, at.r0, at.r1, n0, n1, zeros, made, products, sums)
 
     def place(self, f: Function, t: str) -> tuple[str, str, str]:
         """Image, first row and first column of a tile's results."""
@@ -279,7 +308,7 @@ def _transform_images(f: Function, chunk: _Chunk) -> None:
 
     def turn(t: str, _: list[str]) -> None:
         image, oy, ox = chunk.place(f, t)
-        x = f.gep(w.x, f.mul(image, w.x_n), "float")
+        x = f.gep(chunk.x, f.mul(image, w.x_n), "float")
         out = f.gep(chunk.made, f.mul(f.sub(t, chunk.t0), w.lda), "float")
         top, left = f.sub(oy, w.pad_h), f.sub(ox, w.pad_w)
         f.call(w.input, [x, chunk.zeros, out, "%words", top, left])
@@ -290,16 +319,14 @@ def _transform_images(f: Function, chunk: _Chunk) -> None:
 def _multiply(f: Function, chunk: _Chunk, tile: Tile) -> None:
     """Each position's product of the transformed image with its weights."""
     w, depth = chunk.w, chunk.w.channels
-    panels = f.div(f.add(w.outputs, WIDTH - 1), WIDTH)
     panel = f.mul(depth, WIDTH)
-    weights = f.gep(w.weights, f.mul(chunk.n0, depth), "float")
     rows, count = f.sub(chunk.t1, chunk.t0), f.sub(chunk.n1, chunk.n0)
     whole = WIDTH // 2 if tile.half_rows else WIDTH  # there is room for whole tiles, and no masks are needed
     columns = f.and_(f.add(count, whole - 1), -whole)
 
     def position(i: str, _: list[str]) -> None:
         a = f.gep(chunk.made, f.mul(i, w.column_step), "float")
-        b = f.gep(weights, f.mul(i, f.mul(panels, panel)), "float")
+        b = f.gep(chunk.weights, f.mul(i, chunk.step), "float")
         c = f.gep(chunk.products, f.mul(i, w.product_step), "float")
         sizes = (rows, columns, depth, ("i64", K_BLOCK))
         f.call(w.block, [a, w.lda, b, panel, c, w.ldc, *sizes, "null"])
@@ -497,7 +524,7 @@ class Winograd(ConvStrategy):
     def summary(self) -> str:
         (m, n), (r, s) = self.form.m, self.form.r
         return (
-            f"Windows of {r}x{s} in f32 with steps of 1, one group, {MIN_CHANNELS} channels or more: tiles of {m}x{n}"
+            f"Windows of {r}x{s} in f32 with steps of 1, {MIN_CHANNELS} channels a group or more: tiles of {m}x{n}"
             f" results by transforms, with {self.form.positions} products in the place of {m * n * r * s}."
         )
 

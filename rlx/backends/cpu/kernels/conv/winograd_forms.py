@@ -8,19 +8,21 @@ from fractions import Fraction
 from functools import cache
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, name_kernel
 from rlx.backends.cpu.schedule.arguments import Address, Arguments, KernelCode, Number, Pointer, Product
 from rlx.backends.cpu.schedule.winograd import WinogradSchedule
 from rlx.backends.cpu.strategy import Step
 from rlx.backends.cpu.target import Target
+from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import Shape
 from rlx.kernels.affine import linear_index
-from rlx.kernels.expr import Load
+from rlx.kernels.expr import Cast, Load
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Kernel
 
-__all__ = ["F4X4", "FORMS", "WEIGHTS", "Form", "Matrix", "combine", "transforms", "window"]
+__all__ = ["F4X4", "FORMS", "WEIGHTS", "Form", "Matrix", "combine", "transforms", "weights_of", "window"]
 
 WIDTH = WinogradSchedule.WIDTH
 
@@ -95,6 +97,12 @@ def window(anchor: Conv) -> Shape:
     return anchor.w_shape[2:] if len(anchor.w_shape) == 4 else (1, *anchor.w_shape[2:])
 
 
+def weights_of(anchor: Conv) -> Load | None:
+    """Weights that lie in memory as floats, maybe shorter ones than the sums are made of."""
+    w = anchor.w.value if isinstance(anchor.w, Cast) else anchor.w
+    return w if isinstance(w, Load) and w.dtype.name in ("f16", "bf16", "f32") else None
+
+
 def combine(f: Function, matrix: Matrix, values: list[str], ty: str) -> list[str]:
     """The matrix times a column of values."""
     found = []
@@ -123,30 +131,35 @@ class WeightsArguments(Arguments):
     outputs: Number
     position_step: Number
     o_step: Number
+    panels: Number  # of a group
     c_step: Number
     row_step: Number
     column_step: Number
 
 
 def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
-    """The weights' transform: [position, panel, channel, output], computed in f64 and rounded once; chunk = output.
+    """The weights' transform: [position, panel, channel, output], computed in f64 and rounded once.
 
+    A chunk is one output; panels of a group after those of the one before.
     Outputs beyond the last are zeros.
     """
     anchor, buffer = kernel.anchor, kernel.stores[0].buffer
     assert isinstance(anchor, Conv)
-    assert isinstance(anchor.w, Load)
+    stored = weights_of(anchor)
+    assert stored is not None
+    dtype, memory = stored.dtype, convert.memory_type(stored.dtype)
     positions, panels, channels, _ = buffer.shape
     rank = len(anchor.w_shape)
     form = next(form for form in FORMS.values() if form.r == window(anchor) and form.positions == positions)
     down, across = (transforms(m, r)[1] for m, r in zip(form.m, form.r, strict=True))
-    index = linear_index(anchor.w.indices, anchor.w.source.shape)
+    index = linear_index(stored.indices, stored.source.shape)
     o, c, *taps = (index.coefs.get(v, 0) for v in out_vars(rank))
     words = WeightsArguments.given(
-        w=Pointer(anchor.w.source, index.constant * 4),
+        w=Pointer(stored.source, index.constant * dtype.itemsize),
         out=Pointer(buffer),
         channels=channels,
-        outputs=anchor.w_shape[0],
+        outputs=anchor.w_shape[0] // anchor.groups,
+        panels=panels // anchor.groups,
         position_step=panels * channels * WIDTH,
         o_step=o,
         c_step=c,
@@ -155,8 +168,10 @@ def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
     )
     f = gemm.kernel_function(PLACEHOLDER)
     w = WeightsArguments.loaded(f)
-    weights = f.gep(w.w, f.mul("%chunk", w.o_step), "float")
     panel, lane = f.lshr("%chunk", 4), f.and_("%chunk", WIDTH - 1)
+    output = f.add(f.mul(f.rem(panel, w.panels), WIDTH), lane)  # in its group
+    number = f.add(f.mul(f.div(panel, w.panels), w.outputs), output)
+    weights = f.gep(w.w, f.mul(number, w.o_step), memory)
     out = f.gep(w.out, f.add(f.mul(f.mul(panel, w.channels), WIDTH), lane), "float")
 
     def put(c: str, value: Callable[[int], str]) -> None:
@@ -164,11 +179,11 @@ def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
             f.store(value(i), f.gep(out, f.add(f.mul(w.position_step, i), f.mul(c, WIDTH)), "float"), ty="float")
 
     def channel(c: str, _: list[str]) -> None:
-        p = f.gep(weights, f.mul(c, w.c_step), "float")
+        p = f.gep(weights, f.mul(c, w.c_step), memory)
 
         def tap(i: int, j: int) -> str:
             at = f.add(f.mul(w.row_step, i), f.mul(w.column_step, j))
-            return f.cast("fpext", f.load("float", f.gep(p, at, "float")), "double")
+            return convert.convert(f, f.load(memory, f.gep(p, at, memory)), dtype, DTYPES["f64"], 1)
 
         half = [combine(f, across, [tap(i, j) for j in range(form.r[1])], "double") for i in range(form.r[0])]
         made = [combine(f, down, [line[j] for line in half], "double") for j in range(form.n[1])]
@@ -180,7 +195,7 @@ def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
     def clear() -> None:
         f.loop(0, w.channels, 1, [], lambda c, _: put(c, lambda _: "0.0"))
 
-    f.if_(f.cmp("lt", "%chunk", w.outputs), transform, clear)
+    f.if_(f.cmp("lt", output, w.outputs), transform, clear)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     return KernelCode(symbol, ir, tuple(words), Product((panels, WIDTH)))

@@ -1,7 +1,9 @@
 """Recurrent cells on the CPU: their sizes, and the code that a step is made of.
 
-The state of a cell that rounds it is multiplied as whole numbers: pairs of i16, neighbours along k, by pairs of weights
-that are i8 in memory. Sums are i32, which cells of up to `MOST_WHOLE` units can't overflow.
+The state of a cell that rounds it is multiplied as whole numbers by weights that are i8 in memory: fours of u8,
+neighbours along k, where an instruction adds up their products, from whose sums what the zero point of the state is
+too much is taken off; else pairs of i16, less the zero point. Sums are i32, which cells of up to `MOST_WHOLE` units
+can't overflow.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from typing import Literal
 
 from rlx.backends.cpu.gemm.accumulators import multiply_add
+from rlx.backends.cpu.gemm.panels.int8_layout import dot, instructions
 from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Function, constant, size_of, vec
@@ -34,7 +37,8 @@ __all__ = [
     "whole_sums",
 ]
 
-ROUNDED, STEP = 3, 4  # planes of a cell that rounds its state: whole numbers (i16), and at the front their step's size
+# Planes of a cell that rounds its state: whole numbers, and at the front the size of their step and their zero point.
+ROUNDED, STEP = 3, 4
 MOST_WHOLE = 32768  # units: of each, at most 255 times the difference of two i8
 
 
@@ -92,13 +96,26 @@ class Shape:
 
     @property
     def depth(self) -> int:
-        """Steps along k of a product: units, or pairs of them."""
-        return -(-self.hidden // 2) if self.op.round_state else self.hidden
+        """Steps along k of a product: units, or pairs or fours of them."""
+        return -(-self.hidden // self.each)
 
     @property
     def each(self) -> int:
         """Weights of a unit for such a step."""
-        return 2 if self.op.round_state else 1
+        if not self.op.round_state:
+            return 1
+        return 4 if self.fours else 2
+
+    @property
+    def fours(self) -> bool:
+        """Whether a state that is rounded is multiplied by fours of u8."""
+        dots = self.target.wide_bytes or (self.target.vector_bytes == 32 and instructions(self.target).dots)
+        return self.op.round_state and self.target.x86 and dots
+
+    @property
+    def whole(self) -> str:
+        """The LLVM type of a whole number of a rounded state."""
+        return "i8" if self.fours else "i16"
 
     @property
     def scalar(self) -> str:
@@ -130,7 +147,7 @@ def cut_of(s: Shape) -> RecurrenceSchedule:
 
 def tile_rows(s: Shape, gates: int) -> int:
     """Rows of the batch whose sums are in registers at once: AVX-512 has 32 of them."""
-    if gates == 4 and s.target.vector_bytes == 64 and not s.op.round_state:
+    if gates == 4 and s.target.vector_bytes == 64:
         return 6
     return {4: 3, 3: 4, 2: 6, 1: 8}[gates]
 
@@ -152,7 +169,7 @@ def product(s: Shape, gates: int, rows: int) -> Function:
     For one row all panels of a group, else the one that r and out point at. `lda` counts elements of a state.
     """
     v, size, panels = vec(s.sum, s.lanes), size_of(s.scalar), s.panels if rows == 1 else 1
-    whole = "_whole" if s.op.round_state else ""
+    whole = {1: "", 2: "_whole", 4: "_fours"}[s.each]
     f = Function(
         f"rlx_recur{whole}_{s.dtype.name}x{s.lanes}_{rows}x{gates}x{s.panels}",
         [("ptr", "a"), ("i64", "lda"), ("ptr", "r"), ("ptr", "out"), ("i64", "k")],
@@ -170,7 +187,7 @@ def product(s: Shape, gates: int, rows: int) -> Function:
             for panel in range(panels):
                 for gate in range(gates):
                     r = f.offset(pr, k * per_k + (panel * gates + gate) * vector_bytes)
-                    r = _pairs(f, s, r) if s.op.round_state else f.load(v, r)
+                    r = _pairs(f, s, r) if s.each == 2 else f.load(vec("i8", 4 * s.lanes) if s.each == 4 else v, r)
                     for row in range(rows):
                         number = (row * gates + gate) * panels + panel
                         acc[number] = _multiply_add(f, s, a[row], r, acc[number])
@@ -202,22 +219,44 @@ def _pairs(f: Function, s: Shape, p: str) -> str:
 def _multiply_add(f: Function, s: Shape, a: str, r: str, total: str) -> str:
     if not s.op.round_state:
         return f.fma(a, r, total, vec(s.sum, s.lanes))
+    if s.fours:
+        return dot(f, total, a, r, vec(s.sum, s.lanes))
     return multiply_add(f, tile_of(DTYPES["i32"], s.target), a, r, total)
 
 
 def whole_sums(
-    f: Function, s: Shape, sums: list[str], state: str, zeros: str | None, hidden: str, mask: str | None
+    f: Function,
+    s: Shape,
+    sums: list[str],
+    state: str,
+    zeros: str | None,
+    totals: tuple[str, str] | None,
+    hidden: str,
+    mask: str | None,
 ) -> list[str]:
-    """The sums of the gates in f32, less what the weights' zero points take of a row of the rounded state."""
+    """The sums of the gates in f32, less what zero points take off: the weights' of a row of the rounded state.
+
+    `totals` of the weights of each unit and the zero point of the state: where its numbers are not less that yet.
+    """
     v, bytes = vec("i32", s.units), vec("i8", s.units)
+    point = None if totals is None else totals[1]
+    if totals is not None:
+        splat = f.splat(totals[1], s.units)
+        for n, x in enumerate(sums):
+            p = f.gep(totals[0], f.mul(hidden, n), "i32") if n else totals[0]
+            total = f.load(v, p) if mask is None else f.masked_load(v, p, mask)
+            sums[n] = f.sub(x, f.mul(total, splat, v), v)
     if zeros is not None:
 
         def add(k: str, total: list[str]) -> list[str]:
-            x = f.cast("sext", f.load(vec("i16", s.units), f.gep(state, k, "i16")), "i32")
-            return [f.add(total[0], x, v)]
+            x = f.load(vec(s.whole, s.units), f.gep(state, k, s.whole))
+            return [f.add(total[0], f.cast("sext" if point is None else "zext", x, "i32"), v)]
 
-        totals = f.loop(0, s.padded, s.units, [(v, constant(0, v))], add)
-        total = f.splat(f.reduce(totals[0], f.add), s.units)
+        found = f.loop(0, s.padded, s.units, [(v, constant(0, v))], add)
+        sum_of = f.reduce(found[0], f.add)
+        if point is not None:
+            sum_of = f.sub(sum_of, f.mul(point, s.padded, "i32"), "i32")
+        total = f.splat(sum_of, s.units)
         for n, x in enumerate(sums):
             p = f.gep(zeros, f.mul(hidden, n), "i8") if n else zeros
             zero = f.load(bytes, p) if mask is None else f.masked_load(bytes, p, mask)

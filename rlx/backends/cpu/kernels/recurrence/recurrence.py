@@ -28,6 +28,7 @@ from rlx.backends.cpu.kernels.recurrence.cells import (
     tile_rows,
     whole_sums,
 )
+from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec, void
 from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
 from rlx.backends.cpu.loops.looks import look, looking_loop
@@ -40,7 +41,7 @@ from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Node
 from rlx.ir.shape import Size, ceildiv
-from rlx.kernels.expr import Load, Select, const, guarded
+from rlx.kernels.expr import Cast, Load, Reduce, Select, Var, const, guarded
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.ops.recurrent import Function as Activation
@@ -89,6 +90,13 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
         made.append(Kernel("pack r", (Store(buffer, shape, own, filled),), nodes=kernel.nodes))
         packed.append(buffer)
     d_size = s.op.directions
+    if s.fours:
+        packed.append(Buffer(f"{name}.totals", kind, (d_size, s.gates * s.hidden), DTYPES["i32"]))
+        (d, unit), k = out_vars(2), Var("r0")
+        element = Cast(Load(r, (d, unit, k), r.dtype), DTYPES["i32"])
+        total = Reduce("add", (k,), (s.hidden,), element, DTYPES["i32"])
+        stores = (Store(packed[-1], packed[-1].shape, out_vars(2), total),)
+        made.append(Kernel("sums of r", stores, nodes=kernel.nodes))
     state = Buffer(f"{name}.state", "arena", (s.planes, d_size, s.batch, s.padded), s.dtype)
     sync = Buffer(f"{name}.sync", "arena", (d_size, ceildiv(s.batch, TEAM_ROWS), 1 + BLOCKS, LINE), DTYPES["i64"])
     made.append(replace(kernel, operands=(x, *packed, *extra), results=(*kernel.results, state, sync)))
@@ -113,7 +121,7 @@ class _Code:
         self.ty = "float" if s.dtype.name == "f32" else "double"
         self.name = cast(Literal["f32", "f64"], s.dtype.name)
         self.table = ArgumentTable()
-        count = len(s.stages)
+        count = len(s.stages) + s.fours
         operands = kernel.operands
         self.x, self.packed = operands[0], operands[1 : 1 + count]
         self.given = dict(zip(op.optional, operands[1 + count :], strict=True))
@@ -431,9 +439,15 @@ class _Code:
         nought = f.intrinsic("roundeven", f.max(0.0, f.min(255.0, f.div(f.neg(low), step), ty), ty))
         nought = f.select(f.cmp("ord", nought, nought), nought, 0.0, ty)
         least, most = (f.splat(x, s.units) for x in (f.neg(nought), f.sub(255.0, nought)))
-        steps = f.splat(step, s.units)
+        steps, points = f.splat(step, s.units), f.splat(nought, s.units)
         first = f.cmp("eq", "%group0", 0)
-        f.if_(first, lambda: f.store(step, self.plane(f, STEP, "%row0")))
+
+        def keep() -> None:
+            place = self.plane(f, STEP, "%row0")
+            f.store(step, place)
+            f.store(f.cast("fptosi", nought, "i32"), f.gep(place, 1, "i32"))
+
+        f.if_(first, keep)
 
         def row(i: str, _: list[str]) -> None:
             source, target = self.plane(f, old, i), self.plane(f, ROUNDED, i)
@@ -441,8 +455,12 @@ class _Code:
             def group(unit: str, mask: str | None) -> None:
                 x = f.intrinsic("roundeven", f.div(self.get(f, f.gep(source, unit, ty), mask), steps))
                 x = f.max(least, f.min(most, x, v), v)
-                whole = f.cast("fptosi", f.select(f.cmp("ord", x, x), x, zero), "i16")  # infinities over infinities: 0
-                f.store(whole, f.gep(target, unit, "i16"))
+                x = f.select(f.cmp("ord", x, x), x, zero)  # infinities over infinities: 0
+                if s.fours:
+                    whole = f.cast("trunc", f.cast("fptosi", f.add(x, points), "i32"), "i8")
+                else:
+                    whole = f.cast("fptosi", x, "i16")
+                f.store(whole, f.gep(target, unit, s.whole))
 
             self.each_group(f, group)
 
@@ -482,7 +500,13 @@ class _Code:
                 if op.round_state:
                     zeros = self.word(f, Pointer(self.given["zero"])) if "zero" in self.given else None
                     zeros = zeros and f.gep(zeros, f.add(f.mul("%d", f.mul(hidden, 4)), unit), "i8")
-                    gate_sums = whole_sums(f, s, gate_sums, self.plane(f, ROUNDED, row), zeros, hidden, mask)
+                    totals = None
+                    if s.fours:
+                        point = f.load("i32", f.gep(self.plane(f, STEP, "%row0"), 1, "i32"))
+                        every = self.word(f, Pointer(self.packed[-1]))
+                        totals = f.gep(every, f.add(f.mul("%d", f.mul(hidden, 4)), unit), "i32"), point
+                    state = self.plane(f, ROUNDED, row)
+                    gate_sums = whole_sums(f, s, gate_sums, state, zeros, totals, hidden, mask)
                 x, y = everywhere
                 alive = None
                 if "lengths" in self.given:
@@ -555,7 +579,12 @@ class _Code:
             if gate is not None and "bias" in self.given:
                 x = f.add(x, parameter("bias", gate, 4))
             wide = f.cast("fpext", x, vec("double", s.units))
-            return f.cast("fptrunc", activation(f, functions[number], wide, s.units, "f64"), vec("float", s.units))
+            fn = functions[number]
+            if fn.name == "sigmoid" and not fn.clip:
+                made = vmath.sigmoid_of_f32(f, wide, s.units)
+            else:
+                made = activation(f, fn, wide, s.units, "f64")
+            return f.cast("fptrunc", made, vec("float", s.units))
 
         def multiply_add(a: str, b: str, c: str) -> str:
             return f.add(f.mul(a, b), c) if op.round_state else f.fma(a, b, c)
