@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Literal
 
-from rlx.backends.cpu.llvm.builder import Function, constant, size_of, vec
+from rlx.backends.cpu.llvm.builder import Function, constant, size_of, vec, width
 from rlx.records import dataclass
 
 __all__ = [
@@ -130,6 +130,8 @@ FORMATS: dict[str, Format] = {
     ),
 }
 
+SCALING_LANES = 16  # only targets that scale by an instruction (AVX-512) have vectors of so many f32 or f64
+
 # log2((1 - Phi(x)) / Phi(x)) / -x in x^2 up to 5.5^2 (beyond, it goes on growing), and (2^f - 1) / f on |f| <= 1/2
 NORMAL_ODDS = (2.302208334659407, 0.10483739549143681, -9.552264957205035e-05, -0.00015922768706150303,
                1.1409431848506657e-05, -3.8127943723888257e-07, 5.104280033760796e-09)
@@ -158,14 +160,14 @@ def pow2(f: Function, i: str, w: int, fmt: Format) -> str:
     return f.cast("bitcast", bits, vec(fmt.scalar, w))
 
 
-def split(f: Function, x: str, w: int, fmt: Format) -> tuple[str, str]:
-    """x = i ln2 + r with |r| <= ln2 / 2: returns (integer lanes i, r). Two-step subtraction of Cody and Waite."""
+def split(f: Function, x: str, w: int, fmt: Format) -> tuple[str, str, str]:
+    """x = i ln2 + r with |r| <= ln2 / 2: (integer lanes i, i as floats, r). Two-step subtraction of Cody and Waite."""
     ty, ity = vec(fmt.scalar, w), vec(fmt.integer, w)
     shifted = f.fma(x, LOG2E, fmt.magic, ty)
     i = f.sub(f.cast("bitcast", shifted, ity), f.cast("bitcast", constant(fmt.magic, ty), ity, ty))
     n = f.sub(shifted, fmt.magic)
     r = f.fma(n, -fmt.ln2[0], x, ty)
-    return i, f.fma(n, -fmt.ln2[1], r, ty)
+    return i, n, f.fma(n, -fmt.ln2[1], r, ty)
 
 
 def reduced_expm1(f: Function, r: str, ty: str, fmt: Format) -> str:
@@ -179,15 +181,15 @@ def exp(f: Function, x: str, w: int, dtype: DType) -> str:
     ty = vec(fmt.scalar, w)
     low, high = fmt.exp_range
     clamped = f.max(low, f.min(high, x, ty), ty)  # a nan passes: the second operand is kept
-    i, r = split(f, clamped, w, fmt)
-    return scale(f, f.add(reduced_expm1(f, r, ty, fmt), 1.0), i, w, fmt)
+    i, n, r = split(f, clamped, w, fmt)
+    return scale(f, f.add(reduced_expm1(f, r, ty, fmt), 1.0), i, n, w, fmt)
 
 
 def exp_below(f: Function, x: str, w: int) -> str:
     """e^x of f32 lanes x <= 0: half the work of `exp`, within 1.5 ulp where the result is normal, else 0."""
     fmt = FORMATS["f32"]
     ty = vec(fmt.scalar, w)
-    i, r = split(f, f.max(-88.0, x, ty), w, fmt)  # down to i = -127, whose power of two is 0; a nan passes
+    i, _, r = split(f, f.max(-88.0, x, ty), w, fmt)  # down to i = -127, whose power of two is 0; a nan passes
     return f.mul(f.add(reduced_expm1(f, r, ty, fmt), 1.0), pow2(f, i, w, fmt))
 
 
@@ -199,15 +201,35 @@ def exp2(f: Function, x: str, w: int, dtype: DType) -> str:
     clamped = f.max(round(low * LOG2E) - 1.0, f.min(round(high * LOG2E) + 1.0, x, ty), ty)
     shifted = f.add(clamped, fmt.magic)
     i = f.sub(f.cast("bitcast", shifted, ity), f.cast("bitcast", constant(fmt.magic, ty), ity, ty))
-    part = f.sub(clamped, f.sub(shifted, fmt.magic))
+    n = f.sub(shifted, fmt.magic)
+    part = f.sub(clamped, n)
     r = f.fma(part, fmt.ln2[0], f.mul(part, fmt.ln2[1]), ty)
-    return scale(f, f.add(reduced_expm1(f, r, ty, fmt), 1.0), i, w, fmt)
+    return scale(f, f.add(reduced_expm1(f, r, ty, fmt), 1.0), i, n, w, fmt)
 
 
-def scale(f: Function, y: str, i: str, w: int, fmt: Format) -> str:
-    """y * 2^i, where 2^i itself may be out of range."""
+def scale(f: Function, y: str, i: str, n: str, w: int, fmt: Format) -> str:
+    """y * 2^i, rounded once, where 2^i itself may be out of range; n is i as floats."""
+    if w >= SCALING_LANES:
+        return _scale_at_once(f, y, n, w, fmt)
     half = f.ashr(i, 1)
     return f.mul(f.mul(y, pow2(f, half, w, fmt)), pow2(f, f.sub(i, half), w, fmt))
+
+
+def _scale_at_once(f: Function, y: str, n: str, w: int, fmt: Format) -> str:
+    """The same by the instruction for it, a vector of 64 bytes at a time."""
+    lanes = 64 // size_of(fmt.scalar)
+    ty, mask = vec(fmt.scalar, lanes), f"i{lanes}"
+    name = f"llvm.x86.avx512.mask.scalef.{'ps' if lanes == 16 else 'pd'}.512"
+    f.declare(name, ty, [ty, ty, ty, mask, "i32 immarg"])
+    parts = []
+    for start in range(0, w, lanes):
+        some = list(range(start, start + lanes))
+        a, b = (v if w == lanes else f.shuffle(v, None, some) for v in (y, n))
+        parts.append(f.op(f"call {ty} @{name}({ty} {a}, {ty} {b}, {ty} {a}, {mask} -1, i32 4)", ty))
+    while len(parts) > 1:
+        both = 2 * width(f.type_of(parts[0]))
+        parts = [f.shuffle(a, b, list(range(both))) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 def expm1(f: Function, x: str, w: int, dtype: DType) -> str:
@@ -215,7 +237,7 @@ def expm1(f: Function, x: str, w: int, dtype: DType) -> str:
     fmt = FORMATS[dtype]
     ty = vec(fmt.scalar, w)
     clamped = f.max(fmt.expm1_low, f.min(fmt.exp_range[1], x, ty), ty)
-    i, r = split(f, clamped, w, fmt)
+    i, _, r = split(f, clamped, w, fmt)
     q = reduced_expm1(f, r, ty, fmt)
     s = pow2(f, f.sub(i, 1), w, fmt)
     y = f.mul(f.fma(s, q, f.sub(s, 0.5)), 2.0)
@@ -227,7 +249,7 @@ def tanh(f: Function, x: str, w: int, dtype: DType) -> str:
     fmt = FORMATS[dtype]
     ty = vec(fmt.scalar, w)
     a = fabs(f, x)
-    i, r = split(f, f.min(fmt.tanh_limit, f.add(a, a), ty), w, fmt)
+    i, _, r = split(f, f.min(fmt.tanh_limit, f.add(a, a), ty), w, fmt)
     s = pow2(f, i, w, fmt)
     t = f.fma(s, reduced_expm1(f, r, ty, fmt), f.sub(s, 1.0), ty)
     y = copysign(f, f.div(t, f.add(t, 2.0)), x)
@@ -245,11 +267,11 @@ def sigmoid(f: Function, x: str, w: int, dtype: DType) -> str:
     """
     fmt = FORMATS[dtype]
     ty = vec(fmt.scalar, w)
-    i, r = split(f, f.max(fmt.exp_range[0], f.neg(fabs(f, x)), ty), w, fmt)
+    i, n, r = split(f, f.max(fmt.exp_range[0], f.neg(fabs(f, x)), ty), w, fmt)
     q = reduced_expm1(f, r, ty, fmt)
     y = f.add(q, 1.0)
-    e = scale(f, y, i, w, fmt)
-    e_low = scale(f, f.sub(q, f.sub(y, 1.0)), i, w, fmt)
+    e = scale(f, y, i, n, w, fmt)
+    e_low = scale(f, f.sub(q, f.sub(y, 1.0)), i, n, w, fmt)
     upper = f.cmp("ge", x, 0.0)
     top = f.select(upper, 1.0, e, ty)
     below = f.add(e, 1.0)
@@ -265,7 +287,7 @@ def erf(f: Function, x: str, w: int, dtype: DType) -> str:
     ty = vec(fmt.scalar, w)
     a = f.min(fmt.erf_limit, fabs(f, x), ty)
     small = f.fma(x, horner(f, f.mul(x, x), fmt.erf_small, ty), x, ty)
-    i, r = split(f, horner(f, a, fmt.erf_large, ty), w, fmt)
+    i, _, r = split(f, horner(f, a, fmt.erf_large, ty), w, fmt)
     s = f.neg(pow2(f, i, w, fmt))
     large = f.fma(s, reduced_expm1(f, r, ty, fmt), f.add(s, 1.0), ty)
     return f.select(f.cmp("lt", a, fmt.erf_split), small, copysign(f, large, x))
