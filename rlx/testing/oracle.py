@@ -77,7 +77,7 @@ EXACT = frozenset((
     "round", "scatter_elements", "scatter_nd", "shrink", "sign", "size_of", "slice", "space_to_depth", "split",
     "sqrt", "squeeze",
     "stop_gradient", "sub", "thresholded_relu", "tile", "top_k", "transpose", "tree_ensemble", "trilu", "unique",
-    "unsqueeze", "where", "whole_conv", "xor",
+    "unique_places", "unsqueeze", "where", "whole_conv", "xor",
 ))  # fmt: skip
 
 # Sums of many terms, cancellation, or a chain of approximations: how many times the dtype's tolerance.

@@ -16,6 +16,7 @@ from rlx.backends.cpu.kernels.ops import (
     scatter,
     topk,
     tree_ensemble,
+    unique,
 )
 from rlx.backends.cpu.kernels.recurrence import recurrence
 from rlx.backends.cpu.schedule.arguments import KernelCode
@@ -82,5 +83,6 @@ SPECIALS = {
         Special("scatter_nd", scatter.accepts, scatter.emit),
         Special("top_k", topk.accepts, topk.emit),
         Special("tree_ensemble", tree_ensemble.accepts, tree_ensemble.emit, tree_ensemble.layout),
+        Special("unique_places", unique.accepts, unique.emit),
     )
 }
