@@ -12,8 +12,9 @@ from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import broadcast, numel, same, unify
 from rlx.ops.base import Op, Work, check_kind, check_same_dtype, product, register, tensor_bytes, widened
-from rlx.ops.elementwise import Add, Mul
-from rlx.ops.layout import Transpose
+from rlx.ops.elementwise import Add, Mul, Sqrt, Sub
+from rlx.ops.layout import Transpose, Unsqueeze
+from rlx.ops.reduction import ReduceSum
 
 
 def _check_activations(op: Op, activations: str, a: TensorType, b: TensorType) -> None:
@@ -161,3 +162,36 @@ class Gemm(Op):
             (c,) = g.add(Mul(), c, g.constant(self.beta, dtype=a.dtype))
         (total,) = g.add(Add(), product, c)
         return total
+
+
+@register
+class PairDistances(Op):
+    """How far each row of a [N, K] lies from each row of b [M, K]: [N, M], f32 or f64. (scipy cdist)
+
+    The sum of squared differences or, with `root`, its root. From differences, not products: the distance of equal
+    rows is 0.
+    """
+
+    root: bool = False
+
+    def infer(self, a: TensorType, b: TensorType) -> TensorType:
+        check_kind(self, a, "f")
+        check_same_dtype(self, a, b)
+        if a.rank != 2 or b.rank != 2:
+            raise ShapeError(f"pair_distances: expected two matrices, got {a} and {b}")
+        unify(a.shape[1], b.shape[1], f"pair_distances of {a} and {b}: the elements of a row")
+        return TensorType((a.shape[0], b.shape[0]), a.dtype)
+
+    def work(self, *x: TensorType) -> Work:
+        (out,) = self.infer_types(x)
+        flops = numel(out.shape) * x[0].shape[1] * 3
+        return Work(flops, tensor_bytes(x[0]) + tensor_bytes(x[1]), tensor_bytes(out))
+
+    def reference(self, a: Array, b: Array) -> Array:
+        squares = np.sum((widened(a)[:, None] - widened(b)[None]) ** 2, axis=2)
+        return np.asarray(np.sqrt(squares) if self.root else squares).astype(a.dtype)
+
+    def decompose(self, g: Graph, a: Value, b: Value) -> Value:
+        (apart,) = g.add(Sub(), g.add(Unsqueeze((1,)), a)[0], g.add(Unsqueeze((0,)), b)[0])
+        (squares,) = g.add(ReduceSum((2,), False), g.add(Mul(), apart, apart)[0])
+        return g.add(Sqrt(), squares)[0] if self.root else squares

@@ -7,11 +7,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlx.errors import DTypeError, ExecutionError, ShapeError
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, TensorType
-from rlx.ir.shape import Size, max_size, min_size, numel, unify
-from rlx.ops.base import Op, Work, axis_of, register, tensor_bytes
+from rlx.ir.shape import Size, max_size, min_size, numel, unify, upper
+from rlx.ops.base import Op, Work, axis_of, check_kind, check_same_dtype, register, tensor_bytes, widened
 
-__all__ = ["Gather", "GatherElements", "GatherND", "check_indices", "wrapped_indices"]
+__all__ = ["Gather", "GatherElements", "GatherND", "SearchSorted", "check_indices", "wrapped_indices"]
+
+LARGEST_ROW = 48  # bits of the length of a row that no memory has
+MOST_HALVES = 20  # steps that are written out
 
 
 class _Gather(Op):
@@ -153,3 +157,57 @@ class GatherElements(_Gather):
             return x(*i[:axis], k.checked_index(indices(*i), x.shape[axis]), *i[axis + 1 :])
 
         return k.map(element)
+
+
+@register
+class SearchSorted(Op):
+    """How many elements of each row of a [B, C], which ascend, are no larger than each of v [B, S]: i64 [B, S].
+
+    (numpy.searchsorted, side "right") By halving, or where rows may be very long by counting: of rows that don't ascend
+    it is some number.
+    """
+
+    def infer(self, a: TensorType, v: TensorType) -> TensorType:
+        check_kind(self, a, "fiu")
+        check_same_dtype(self, a, v)
+        if a.rank != 2 or v.rank != 2:
+            raise ShapeError(f"search_sorted: expected rows [B, C] and values [B, S], got {a} and {v}")
+        unify(a.shape[0], v.shape[0], f"search_sorted of {a} and {v}: the rows")
+        return TensorType(v.shape, DTYPES["i64"])
+
+    def work(self, *x: TensorType) -> Work:
+        return self.elementwise_work(10 * len(_halves(x[0].shape[1])), *x)
+
+    def reference(self, a: Array, v: Array) -> Array:
+        found, rows = np.zeros(v.shape, np.int64), np.arange(len(a))[:, None]
+        for step in _halves(a.shape[1]):
+            to = found + step
+            within = to <= a.shape[1]
+            passed = within & (widened(a)[rows, np.where(within, to, 1) - 1] <= widened(v))
+            found = np.where(passed, to, found)
+        return found
+
+    def lower(self, k: Any, a: Any, v: Any) -> Any:
+        count, halves = k.size(a.shape[1]), _halves(a.shape[1])
+
+        def counted(b: Any, s: Any) -> Any:
+            value = k.widen(v(b, s))
+            return k.reduce("add", (a.shape[1],), lambda c: k.cast(k.widen(a(b, c)) <= value, "i64"))
+
+        def element(b: Any, s: Any) -> Any:
+            value, found = k.widen(v(b, s)), k.size(0)
+            for step in halves:
+                to = found + step
+                within = to <= count
+                passed = within & (k.widen(a(b, to - 1, where=within)) <= value)
+                found = k.select(passed, to, found)
+            return found
+
+        return k.map(element if len(halves) <= MOST_HALVES else counted)
+
+
+def _halves(count: Size) -> list[int]:
+    """The powers of two up to a size, the largest first."""
+    most = upper(count)
+    bits = LARGEST_ROW if most is None else most.bit_length()
+    return [1 << bit for bit in reversed(range(bits))]

@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from rlx.errors import ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Size, numel
-from rlx.ops.base import Op, Work, register, tensor_bytes
+from rlx.ops.base import Op, Work, check_kind, register, tensor_bytes
 from rlx.ops.dynamic import Extent
 from rlx.ops.elementwise import Abs, Cast, Ceil, Div, Equal, Less, Maximum, Minimum, Not, Or, Where
 from rlx.ops.index import Gather
-from rlx.ops.layout import Iota, Reshape, Slice
-from rlx.ops.select import Arange, Compress, NonMaxSuppression, NonZero
+from rlx.ops.layout import Iota, Reshape, Slice, Transpose
+from rlx.ops.select import Arange, Compress, NonMaxSuppression, NonZero, Unique
 
-__all__ = ["NonMaxPlaces", "NonZeroPlaces"]
+__all__ = ["NonMaxPlaces", "NonZeroPlaces", "UniquePlaces"]
 
 I64 = DTYPES["i64"]
 MOST = 1 << 62  # elements: a range of more has no memory anyway
@@ -29,8 +30,13 @@ def _counted(g: Graph, op: Op, inputs: tuple[Value, ...], count: Size, axis: int
     """The places that an op finds, cut to their number, which becomes the size `count`."""
     places, found = g.add(op, *inputs)
     g.add(Extent(count, places.shape[axis]), found)
-    sizes = [count if d == axis else size for d, size in enumerate(places.shape)]
-    return g.add(Slice((0,) * places.rank, tuple(sizes), (1,) * places.rank), places)[0]
+    return _cut(g, places, count, axis)
+
+
+def _cut(g: Graph, x: Value, count: Size, axis: int = 0) -> Value:
+    """The first elements along an axis."""
+    sizes = [count if d == axis else size for d, size in enumerate(x.shape)]
+    return g.add(Slice((0,) * x.rank, tuple(sizes), (1,) * x.rank), x)[0]
 
 
 @register
@@ -77,6 +83,35 @@ class NonMaxPlaces(Op):
         return places, np.array(len(found))
 
 
+@register
+class UniquePlaces(Op):
+    """Which rows of x [N, W] are distinct, in ascending order or (`sorted` False) of first appearance; see `Unique`.
+
+    Outputs, i64: the index of the first of each [N], for each row which it is [N], how many there are of each [N], and
+    how many are distinct []. `nans` "equal": a NaN is equal to another; "apart": to none, nor is its row.
+    """
+
+    sorted: bool = True
+    nans: str = "equal"
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        check_kind(self, x, "fiub")
+        if x.rank != 2 or self.nans not in ("equal", "apart"):
+            raise ShapeError(f"unique_places: expected rows [N, W] and nans equal or apart, got {x}, {self.nans!r}")
+        each = TensorType(x.shape[:1], I64)
+        return each, each, each, TensorType((), I64)
+
+    def work(self, *x: TensorType) -> Work:
+        return Work(20 * numel(x[0].shape), tensor_bytes(x[0]), 3 * tensor_bytes(self.infer_types(x)[0]))
+
+    def reference(self, x: Array) -> tuple[Array, Array, Array, Array]:
+        flat = self.nans == "equal" and x.shape[1] == 1
+        found = Unique(0, None if flat else 0, self.sorted).reference(x.reshape(-1) if flat else x)
+        first, which, counts = (np.zeros(len(x), np.int64) for _ in range(3))
+        first[: len(found[1])], which[:], counts[: len(found[3])] = found[1:]
+        return first, which, counts, np.array(len(found[1]))
+
+
 def _non_zero(op: NonZero, g: Graph, x: Value) -> Any:
     return _counted(g, NonZeroPlaces(), (x,), op.count, 1)
 
@@ -92,6 +127,24 @@ def _compress(op: Compress, g: Graph, x: Value, condition: Value) -> Any:
     places = _counted(g, NonZeroPlaces(), (condition,), op.count, 1)
     (places,) = g.add(Reshape((op.count,)), places)
     return g.add(Gather(op.axis or 0), x, places)[0]
+
+
+def _unique(op: Unique, g: Graph, x: Value) -> tuple[Value, ...]:
+    """The rows that are distinct, and a gather of the first of each."""
+    axis = op.axis
+    if axis is None:
+        axis = 0
+        (x,) = g.add(Reshape((numel(x.shape),)), x)
+        (rows,) = g.add(Reshape((x.shape[0], 1)), x)
+    else:
+        axis = axis % x.rank
+        order = (axis, *(d for d in range(x.rank) if d != axis))
+        (rows,) = g.add(Transpose(order), x) if axis else (x,)
+        (rows,) = g.add(Reshape((x.shape[axis], numel(rows.shape[1:]))), rows)
+    first, which, counts, found = g.add(UniquePlaces(op.sorted, "equal" if op.axis is None else "apart"), rows)
+    g.add(Extent(op.count, first.shape[0]), found)
+    first, counts = _cut(g, first, op.count), _cut(g, counts, op.count)
+    return g.add(Gather(axis), x, first)[0], first, which, counts
 
 
 def _arange(op: Arange, g: Graph, start: Value, limit: Value, delta: Value) -> Any:
@@ -147,3 +200,4 @@ Arange.decompose = _arange
 NonZero.decompose = _non_zero
 Compress.decompose = _compress
 NonMaxSuppression.decompose = _non_max
+Unique.decompose = _unique

@@ -15,10 +15,15 @@ import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.dtype import DTYPES, DType
-from rlx.ir.graph import Array, TensorType
-from rlx.ir.shape import Shape, Size, evaluate, max_size, unify
-from rlx.ops.base import Op, Work, check_kind, register, widened
+from rlx.ir.graph import Array, Graph, TensorType, Value
+from rlx.ir.shape import Shape, Size, evaluate, max_size, numel, unify
+from rlx.ops.base import Op, Work, check_kind, register, tensor_bytes, widened
+from rlx.ops.cumulative import CumSum
+from rlx.ops.elementwise import Cast, Equal, Exp, Minimum, Mul, Sub, Where
+from rlx.ops.index import SearchSorted
+from rlx.ops.layout import SizeOf, Slice
 from rlx.ops.mask import check_scalar
+from rlx.ops.reduction import ReduceMax
 
 __all__ = ["Bernoulli", "Multinomial", "RandomNormal", "RandomUniform", "threefry", "threefry_rounds"]
 
@@ -205,8 +210,9 @@ class Bernoulli(Op):
 class Multinomial(Op):
     """`samples` draws for each row of x [B, C] of unnormalised log-probabilities: classes [B, samples].
 
-    (ONNX Multinomial-22; the draws are our own) By the largest of x plus Gumbel noise. `dtype` is i32 or i64. An
-    optional input `step` gives others at each value; see the module.
+    (ONNX Multinomial-22; the draws are our own) The class at which the running sum of the probabilities, in f64, passes
+    a random part of their total. `dtype` is i32 or i64. An optional input `step` gives others at each value; see the
+    module.
     """
 
     samples: Size = 1
@@ -225,24 +231,27 @@ class Multinomial(Op):
         return TensorType((x.shape[0], self.samples), self.dtype)
 
     def work(self, *x: TensorType) -> Work:
-        return self.elementwise_work(100 * x[0].shape[1], *x)
+        read = sum((tensor_bytes(t) for t in x), start=0)
+        return Work(20 * numel(x[0].shape) + 120 * self.samples, read, tensor_bytes(self.infer(*x)))
 
     def reference(self, x: Array, step: Array | None = None) -> Array:
-        shape = (x.shape[0], evaluate(self.samples, {}), x.shape[1])
-        a, _ = _bits(self.seed, shape, step)
-        u = ((a >> np.uint32(8)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-24)
-        noise = -np.log(-np.log(u))
-        return np.asarray(np.argmax(x.astype(np.float32)[:, None] + noise, axis=2)).astype(self.dtype.numpy)
+        wide = x.astype(np.float64)
+        best = np.max(wide, axis=1, keepdims=True)
+        sums = np.cumsum(np.where(wide == best, 1, np.exp(wide - best)), axis=1)
+        u = _unit(_bits(self.seed, (len(x), evaluate(self.samples, {})), step), np.float64)
+        found = SearchSorted().reference(sums, u * sums[:, -1:])
+        return np.asarray(np.minimum(found, x.shape[1] - 1)).astype(self.dtype.numpy)
 
-    def lower(self, k: Any, x: Any, step: Any = None) -> Any:
-        shape = (x.shape[0], self.samples, x.shape[1])
-
-        def element(b: Any, s: Any) -> Any:
-            def score(c: Any) -> Any:
-                bits, _ = _scalar_bits(k, self.seed, (b, s, c), shape, step)
-                u = (k.cast(k.call("shr", bits, 8), F32) + 0.5) * 2.0**-24
-                return k.cast(x(b, c), F32) - k.call("log", -k.call("log", u))
-
-            return k.reduce("argmax", (x.shape[1],), score)
-
-        return k.map(element)
+    def decompose(self, g: Graph, x: Value, *step: Value) -> Value:
+        rows, classes = x.shape
+        (wide,) = g.add(Cast(F64), x)
+        (best,) = g.add(ReduceMax((1,), True), wide)
+        (weights,) = g.add(Exp(), g.add(Sub(), wide, best)[0])
+        (first,) = g.add(Equal(), wide, best)  # of infinite ones too
+        (weights,) = g.add(Where(), first, g.constant(1.0, dtype=F64), weights)
+        (sums,) = g.add(CumSum(1), weights)
+        (total,) = g.add(Slice((0, classes - 1), (rows, 1), (1, 1)), sums)
+        (u,) = g.add(RandomUniform((rows, self.samples), dtype=F64, seed=self.seed), *step)
+        (found,) = g.add(SearchSorted(), sums, g.add(Mul(), u, total)[0])
+        (last,) = g.add(SizeOf(classes - 1))
+        return g.add(Cast(self.dtype), g.add(Minimum(), found, last)[0])[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rlx.ir.shape import Size
@@ -60,6 +61,35 @@ def _places(name: str, n: Size, m: Size) -> Cases:
         yield case(_op(name, center), Operand((2, m, 4), "f32", "unit"), Operand((2, n, m), "f32", "ties"), *limits)
 
 
+def _pair_distances(name: str, n: Size, m: Size) -> Cases:
+    for root in (False, True):
+        for dtype in FLOATS:
+            yield case(_op(name, root), Operand((n, 7), dtype), Operand((m, 7), dtype))
+            yield case(_op(name, root), Operand((3, m), dtype), Operand((40, m), dtype), turned=dtype == "f32")
+    yield case(_op(name), Operand((2, 1200)), Operand((n, 1200)))
+
+
+def _search_sorted(name: str, n: Size, m: Size) -> Cases:
+    for dtype in (*FLOATS, "i32", "u8", "i64"):
+        rows = Operand((3, 6), dtype, data=(*range(6), 0, 0, 2, 2, 2, 9, *[4] * 6))
+        yield case(_op(name), rows, Operand((3, n), dtype, "ties"))
+        yield case(_op(name), Operand((m, 1), dtype, "ties"), Operand((m, n), dtype, "ties"), turned=dtype == "f32")
+
+
+def _unique_places(name: str, n: Size, m: Size) -> Cases:
+    """Cases where all rows are distinct: what lies beyond is not defined."""
+    for ordered in (False, True):
+        for dtype in ALL[:-1]:
+            yield case(_op(name, ordered), Operand((7, 1), dtype, data=(5, 0, 3, 1, 100, 2, 4)))
+            rows = (3, 1, 0, 3, 0, 3, 1, 3, 0, 0, 1, 1)
+            yield case(_op(name, ordered, "apart"), Operand((6, 2), dtype, data=rows), turned=dtype == "f32")
+        yield case(_op(name, ordered), Operand((2, 1), "bool", data=(1, 0)))
+        yield case(_op(name, ordered), Operand((1, m)))
+        values = (math.inf, math.nan, -math.inf, -0.0, math.nan, 1.0)
+        yield case(_op(name, ordered, "apart"), Operand((3, 2), data=values))
+        yield case(_op(name, ordered), Operand((5, 1), data=values[:4] + values[5:]))
+
+
 def _grouped_matmul(name: str, n: Size, m: Size) -> Cases:
     """Rows of one expert and of several, in order and not, by weights that are packed and by ones that are given."""
     for dtype in FLOATS:
@@ -92,5 +122,8 @@ WHOLE: dict[str, Make] = {
     "grouped_matmul": _grouped_matmul,
     "non_max_places": _places,
     "non_zero_places": _places,
+    "pair_distances": _pair_distances,
+    "search_sorted": _search_sorted,
     "tree_ensemble": _tree_ensemble,
+    "unique_places": _unique_places,
 }

@@ -74,10 +74,11 @@ EXACT = frozenset((
     "max_unpool", "maximum", "minimum", "mul", "neg", "non_zero", "not", "not_equal", "one_hot", "or", "pad", "pairs",
     "real_part", "reciprocal", "reduce_max", "reduce_min", "relabel", "relu", "reshape", "resize_nearest",
     "reverse_sequence",
-    "round", "scatter_elements", "scatter_nd", "shrink", "sign", "size_of", "slice", "space_to_depth", "split",
+    "round", "scatter_elements", "scatter_nd", "search_sorted", "shrink",
+    "sign", "size_of", "slice", "space_to_depth", "split",
     "sqrt", "squeeze",
     "stop_gradient", "sub", "thresholded_relu", "tile", "top_k", "transpose", "tree_ensemble", "trilu", "unique",
-    "unsqueeze", "where", "whole_conv", "xor",
+    "unique_places", "unsqueeze", "where", "whole_conv", "xor",
 ))  # fmt: skip
 
 # Sums of many terms, cancellation, or a chain of approximations: how many times the dtype's tolerance.
@@ -113,6 +114,7 @@ FACTOR = {
     "lrn": 10,
     "lstm": 160,
     "matmul": 40,
+    "pair_distances": 40,
     "mean_variance_normalization": 40,
     "mish": 10,
     "pow": 20,

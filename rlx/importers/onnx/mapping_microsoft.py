@@ -16,7 +16,7 @@ from rlx.ir.shape import Size, ceildiv, numel
 from rlx.ops import activation
 from rlx.ops.base import Op
 from rlx.ops.bitwise import BitShift, BitwiseAnd
-from rlx.ops.contract import Gemm, MatMul
+from rlx.ops.contract import Gemm, MatMul, PairDistances
 from rlx.ops.conv import Conv
 from rlx.ops.elementwise import Add, Clip, Less, Mul, Reciprocal, Sigmoid, Sqrt, Sub, Tanh, Where
 from rlx.ops.encoded import Dequantize
@@ -49,11 +49,7 @@ def _distances(ctx: NodeContext) -> Mapped:
     if metric not in ("euclidean", "sqeuclidean"):
         ctx.fail(f"metric={metric!r} is not supported")
     a, b = ctx.value(0), ctx.value(1)
-    if a.rank != 2 or b.rank != 2:
-        raise ShapeError(f"CDist: expected two matrices, got {a.type} and {b.type}")
-    apart = ctx.add(Sub(), ctx.add(Unsqueeze((1,)), a), ctx.add(Unsqueeze((0,)), b))
-    squares = ctx.add(ReduceSum((2,), False), ctx.add(Mul(), apart, apart))
-    return squares if metric == "sqeuclidean" else ctx.add(Sqrt(), squares)
+    return ctx.add(PairDistances(metric == "euclidean"), a, b)
 
 
 @onnx_op("FusedMatMul", domain=MICROSOFT)

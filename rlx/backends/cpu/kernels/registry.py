@@ -9,6 +9,8 @@ from rlx.backends.cpu.kernels import grouped_matmul
 from rlx.backends.cpu.kernels.ops import (
     cumulative,
     determinant,
+    distances,
+    eye,
     fourier,
     max_unpool,
     nonzero_nms,
@@ -16,6 +18,7 @@ from rlx.backends.cpu.kernels.ops import (
     scatter,
     topk,
     tree_ensemble,
+    unique,
 )
 from rlx.backends.cpu.kernels.recurrence import recurrence
 from rlx.backends.cpu.schedule.arguments import KernelCode
@@ -71,16 +74,19 @@ SPECIALS = {
         Special("cum_sum", cumulative.accepts, cumulative.emit),
         Special("det", determinant.accepts, determinant.emit),
         Special("dft", fourier.accepts, fourier.emit, fourier.layout),
+        Special("eye_like", eye.accepts, eye.emit),
         Special("grouped_matmul", grouped_matmul.accepts, before=grouped_matmul.layout, encoded=(1,)),
         Special("max_roi_pool", roi.accepts, roi.emit_max),
         Special("max_unpool", max_unpool.accepts, max_unpool.emit),
         Special("non_max_places", nonzero_nms.accepts_boxes, nonzero_nms.emit_non_max),
         Special("non_zero_places", nonzero_nms.accepts_any, nonzero_nms.emit_non_zero),
+        Special("pair_distances", distances.accepts, distances.emit),
         Special("recurrence", recurrence.accepts, recurrence.emit, recurrence.layout),
         Special("roi_align_adaptive", roi.accepts, roi.emit_align),
         Special("scatter_elements", scatter.accepts, scatter.emit),
         Special("scatter_nd", scatter.accepts, scatter.emit),
         Special("top_k", topk.accepts, topk.emit),
         Special("tree_ensemble", tree_ensemble.accepts, tree_ensemble.emit, tree_ensemble.layout),
+        Special("unique_places", unique.accepts, unique.emit),
     )
 }

@@ -151,8 +151,8 @@ class Function:
         self.head = f"define {linkage}{ret} @{name}({params}) {attrs}"
         self.lines: list[str] = ["entry:"]
         self.slots: list[str] = []  # allocas: always in the entry block
-        self.block = "entry"
-        self.count = 0
+        self.block, self.count = "entry", 0
+        self.vector_bytes = 0  # of the target's vectors, where it is said: functions may use its instructions
 
     def text(self) -> str:
         """Returns the definition, without the declarations it needs (see `Module`)."""

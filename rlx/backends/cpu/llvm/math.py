@@ -3,17 +3,16 @@
 An emitter has the signature `(f, x, w, dtype) -> value`: it prints code into `f` for `w` lanes of "f32" or "f64".
 Results are within 2 ulp in f32 and 4 ulp in f64 unless an emitter says otherwise, with IEEE results for inf, nan,
 signed zeros and subnormal numbers.
-Polynomials are minimax fits (Remez exchange at 200 bits, then rounded); the formulas are in the docstrings.
+Polynomials are minimax fits (`coefficients`); the formulas are in the docstrings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Literal
 
-from rlx.backends.cpu.llvm.builder import Function, constant, size_of, vec
-from rlx.records import dataclass
+from rlx.backends.cpu.llvm.builder import Function, constant, size_of, vec, width
+from rlx.backends.cpu.llvm.coefficients import EXP2, FORMATS, NORMAL_ODDS, TWO_OVER_PI, DType, Format
 
 __all__ = [
     "BINARY",
@@ -46,104 +45,16 @@ __all__ = [
     "trunc",
 ]
 
-DType = Literal["f32", "f64"]
 Emitter = Callable[[Function, str, int, DType], str]
 
 INF = float("inf")
 NAN = float("nan")
 LOG2E = 1.4426950408889634
-LN2_64 = 0.6931471805599453  # ln 2 rounded to f64
 PI_2 = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33)  # pi/2 as a sum of three f64
 TWO_PI = 0.6366197723675814
 
 
-@dataclass(frozen=True)
-class Format:
-    """What the emitters need to know about a float format; polynomials have their lowest coefficient first."""
-
-    scalar: str
-    integer: str
-    mantissa: int  # stored bits
-    bias: int
-    magic: float  # adding it rounds to an integer, which then stands in the low bits
-    ln2: tuple[float, float]
-    exp_range: tuple[float, float]  # beyond these exp is 0 and inf
-    expm1_low: float  # below this expm1 is -1
-    tanh_limit: float  # above this (of 2|x|) tanh is 1
-    erf_limit: float  # above this erf is 1
-    erf_split: float
-    min_normal: float
-    denormal_scale: int  # power of two that makes every subnormal normal
-    sqrt_half: int  # bits of sqrt(1/2)
-    exp: tuple[float, ...]  # (e^r - 1 - r) / r^2 on |r| <= ln2 / 2
-    sin: tuple[float, ...]  # (sin(r) / r - 1) / z with z = r^2, on |r| <= pi/4
-    cos: tuple[float, ...]  # (cos(r) - 1 + z/2) / z^2
-    log: tuple[float, ...]
-    tanh: tuple[float, ...]  # (tanh(x) / x - 1) / x^2 in x^2, on |x| <= 1/2; none where t / (t + 2) does
-    erf_small: tuple[float, ...]  # erf(x) / x - 1 in x^2, on |x| <= erf_split
-    erf_large: tuple[float, ...]  # log(1 - erf(x)), on erf_split .. erf_limit, weighted by 1 - erf(x)
-
-
-# fmt: off
-FORMATS: dict[str, Format] = {
-    "f32": Format(
-        scalar="float", integer="i32", mantissa=23, bias=127, magic=1.5 * 2.0**23,
-        ln2=(0.6931471824645996, -1.9046542121259336e-09), exp_range=(-104.0, 89.0), expm1_low=-30.0,
-        tanh_limit=40.0, erf_limit=4.0, erf_split=0.92, min_normal=2.0**-126, denormal_scale=24,
-        sqrt_half=0x3F3504F3,
-        exp=(0.5, 0.1666666716337204, 0.04166634380817413, 0.008333270438015461, 0.0013942039804533124,
-             0.00019915483426302671),
-        sin=(-0.16666653752326965, 0.00833213236182928, -0.00019510905258357525),
-        cos=(0.04166664555668831, -0.0013887309469282627, 2.4431523343082517e-05),
-        log=(0.3333331048488617, -0.24999986588954926, 0.20002147555351257, -0.16669218242168427, 0.14219991862773895,
-             -0.12385497987270355, 0.11865280568599701, -0.11781047284603119, 0.06921135634183884),
-        tanh=(-0.333333283662796, 0.13332973420619965, -0.05390019714832306, 0.02130267210304737,
-              -0.0066550360061228275),
-        erf_small=(0.12837916612625122, -0.37612634897232056, 0.11283694207668304, -0.02685927040874958,
-                   0.005200634710490704, -0.000813744030892849, 8.345225069206208e-05),
-        erf_large=(0.0001758630678523332, -1.1295207738876343, -0.633334755897522, -0.10829389095306396,
-                   0.02512860670685768, -0.004174644593149424, 0.00043522095074877143, -2.1162246412131935e-05),
-    ),
-    "f64": Format(
-        scalar="double", integer="i64", mantissa=52, bias=1023, magic=1.5 * 2.0**52,
-        ln2=(LN2_64, 2.3190468138462996e-17), exp_range=(-746.0, 710.0), expm1_low=-60.0,
-        tanh_limit=80.0, erf_limit=6.0, erf_split=1.0, min_normal=2.0**-1022, denormal_scale=53,
-        sqrt_half=0x3FE6A09E667F3BCD,
-        exp=(0.5, 0.16666666666666677, 0.041666666666666706, 0.008333333333320663, 0.001388888888886494,
-             0.00019841269888873822, 2.4801587364291372e-05, 2.755724118131475e-06, 2.75572395820446e-07,
-             2.511017341763435e-08, 2.0925420576514555e-09),
-        sin=(-0.16666666666666627, 0.00833333333332134, -0.00019841269828905171, 2.7557313366078087e-06,
-             -2.5050705358491964e-08, 1.589364853752355e-10),
-        cos=(0.041666666666666595, -0.0013888888888872921, 2.4801587288662287e-05, -2.7557314099084684e-07,
-             2.0875686970481837e-09, -1.1357684233496744e-11),
-        log=(0.6666666666666724, 0.3999999999946788, 0.28571428732249154, 0.2222219949700907, 0.18183520718567905,
-             0.1531507975932937, 0.1478634183868159),
-        tanh=(),
-        erf_small=(0.1283791670955126, -0.3761263890318375, 0.11283791670954885, -0.026866170645077875,
-                   0.005223977624828431, -0.0008548326981425542, 0.0001205533113295582, -1.4925595772180906e-05,
-                   1.64610084778027e-06, -1.6350396222864617e-07, 1.466032872274226e-08, -1.137495573607015e-09,
-                   5.960685338520971e-11),
-        erf_large=(-2.445179810167164e-08, -1.1283789495914485, -0.6366205740276809, -0.10277128646674445,
-                   0.01912900883444064, 0.000200843135775786, -0.0016732643244372473, 0.0005508056718426945,
-                   2.314140730352556e-05, -0.00011144772003337318, 6.507510677616602e-05, -2.4400046623555037e-05,
-                   6.820868922557884e-06, -1.478671487560533e-06, 2.498573843000114e-07, -3.2447332937039455e-08,
-                   3.135653255513303e-09, -2.1260680782823816e-10, 9.026686370744286e-12, -1.8053949384038528e-13),
-    ),
-}
-
-# log2((1 - Phi(x)) / Phi(x)) / -x in x^2 up to 5.5^2 (beyond, it goes on growing), and (2^f - 1) / f on |f| <= 1/2
-NORMAL_ODDS = (2.302208334659407, 0.10483739549143681, -9.552264957205035e-05, -0.00015922768706150303,
-               1.1409431848506657e-05, -3.8127943723888257e-07, 5.104280033760796e-09)
-EXP2 = (0.6931469775988565, 0.24022242084984843, 0.05550733743426903, 0.009671512657336501, 0.0013264727185865084)
-
-# 2/pi as 64-bit words, most significant first, after one word of zeros
-TWO_OVER_PI = (
-    0, 0xA2F9836E4E441529, 0xFC2757D1F534DDC0, 0xDB6295993C439041, 0xFE5163ABDEBBC561, 0xB7246E3A424DD2E0,
-    0x06492EEA09D1921C, 0xFE1DEB1CB129A73E, 0xE88235F52EBB4484, 0xE99C7026B45F7E41, 0x3991D639835339F4,
-    0x9C845F8BBDF9283B, 0x1FF897FFDE05980F, 0xEF2F118B5A0A6D1F, 0x6D367ECF27CB09B7, 0x4F463F669E5FEA2D,
-    0x7527BAC7EBE5F17B, 0x3D0739F78A5292EA, 0x6BFB5FB11F8D5D08, 0x56033046FC7B6BAB, 0xF0CFBC209AF4361D,
-)
-# fmt: on
+SCALING_BYTES = 64  # only targets that scale by an instruction (AVX-512) have vectors of so many
 
 
 def horner(f: Function, x: str, coefficients: tuple[float, ...], ty: str) -> str:
@@ -159,14 +70,14 @@ def pow2(f: Function, i: str, w: int, fmt: Format) -> str:
     return f.cast("bitcast", bits, vec(fmt.scalar, w))
 
 
-def split(f: Function, x: str, w: int, fmt: Format) -> tuple[str, str]:
-    """x = i ln2 + r with |r| <= ln2 / 2: returns (integer lanes i, r). Two-step subtraction of Cody and Waite."""
+def split(f: Function, x: str, w: int, fmt: Format) -> tuple[str, str, str]:
+    """x = i ln2 + r with |r| <= ln2 / 2: (integer lanes i, i as floats, r). Two-step subtraction of Cody and Waite."""
     ty, ity = vec(fmt.scalar, w), vec(fmt.integer, w)
     shifted = f.fma(x, LOG2E, fmt.magic, ty)
     i = f.sub(f.cast("bitcast", shifted, ity), f.cast("bitcast", constant(fmt.magic, ty), ity, ty))
     n = f.sub(shifted, fmt.magic)
     r = f.fma(n, -fmt.ln2[0], x, ty)
-    return i, f.fma(n, -fmt.ln2[1], r, ty)
+    return i, n, f.fma(n, -fmt.ln2[1], r, ty)
 
 
 def reduced_expm1(f: Function, r: str, ty: str, fmt: Format) -> str:
@@ -180,15 +91,15 @@ def exp(f: Function, x: str, w: int, dtype: DType) -> str:
     ty = vec(fmt.scalar, w)
     low, high = fmt.exp_range
     clamped = f.max(low, f.min(high, x, ty), ty)  # a nan passes: the second operand is kept
-    i, r = split(f, clamped, w, fmt)
-    return scale(f, f.add(reduced_expm1(f, r, ty, fmt), 1.0), i, w, fmt)
+    i, n, r = split(f, clamped, w, fmt)
+    return scale(f, f.add(reduced_expm1(f, r, ty, fmt), 1.0), i, n, w, fmt)
 
 
 def exp_below(f: Function, x: str, w: int) -> str:
     """e^x of f32 lanes x <= 0: half the work of `exp`, within 1.5 ulp where the result is normal, else 0."""
     fmt = FORMATS["f32"]
     ty = vec(fmt.scalar, w)
-    i, r = split(f, f.max(-88.0, x, ty), w, fmt)  # down to i = -127, whose power of two is 0; a nan passes
+    i, _, r = split(f, f.max(-88.0, x, ty), w, fmt)  # down to i = -127, whose power of two is 0; a nan passes
     return f.mul(f.add(reduced_expm1(f, r, ty, fmt), 1.0), pow2(f, i, w, fmt))
 
 
@@ -200,15 +111,35 @@ def exp2(f: Function, x: str, w: int, dtype: DType) -> str:
     clamped = f.max(round(low * LOG2E) - 1.0, f.min(round(high * LOG2E) + 1.0, x, ty), ty)
     shifted = f.add(clamped, fmt.magic)
     i = f.sub(f.cast("bitcast", shifted, ity), f.cast("bitcast", constant(fmt.magic, ty), ity, ty))
-    part = f.sub(clamped, f.sub(shifted, fmt.magic))
+    n = f.sub(shifted, fmt.magic)
+    part = f.sub(clamped, n)
     r = f.fma(part, fmt.ln2[0], f.mul(part, fmt.ln2[1]), ty)
-    return scale(f, f.add(reduced_expm1(f, r, ty, fmt), 1.0), i, w, fmt)
+    return scale(f, f.add(reduced_expm1(f, r, ty, fmt), 1.0), i, n, w, fmt)
 
 
-def scale(f: Function, y: str, i: str, w: int, fmt: Format) -> str:
-    """y * 2^i, where 2^i itself may be out of range."""
+def scale(f: Function, y: str, i: str, n: str, w: int, fmt: Format) -> str:
+    """y * 2^i, rounded once, where 2^i itself may be out of range; n is i as floats."""
+    if f.vector_bytes == SCALING_BYTES and w * size_of(fmt.scalar) % SCALING_BYTES == 0:
+        return _scale_at_once(f, y, n, w, fmt)
     half = f.ashr(i, 1)
     return f.mul(f.mul(y, pow2(f, half, w, fmt)), pow2(f, f.sub(i, half), w, fmt))
+
+
+def _scale_at_once(f: Function, y: str, n: str, w: int, fmt: Format) -> str:
+    """The same by the instruction for it, a vector of 64 bytes at a time."""
+    lanes = SCALING_BYTES // size_of(fmt.scalar)
+    ty, mask = vec(fmt.scalar, lanes), f"i{lanes}"
+    name = f"llvm.x86.avx512.mask.scalef.{'ps' if lanes == 16 else 'pd'}.512"
+    f.declare(name, ty, [ty, ty, ty, mask, "i32 immarg"])
+    parts = []
+    for start in range(0, w, lanes):
+        some = list(range(start, start + lanes))
+        a, b = (v if w == lanes else f.shuffle(v, None, some) for v in (y, n))
+        parts.append(f.op(f"call {ty} @{name}({ty} {a}, {ty} {b}, {ty} {a}, {mask} -1, i32 4)", ty))
+    while len(parts) > 1:
+        both = 2 * width(f.type_of(parts[0]))
+        parts = [f.shuffle(a, b, list(range(both))) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 def expm1(f: Function, x: str, w: int, dtype: DType) -> str:
@@ -216,7 +147,7 @@ def expm1(f: Function, x: str, w: int, dtype: DType) -> str:
     fmt = FORMATS[dtype]
     ty = vec(fmt.scalar, w)
     clamped = f.max(fmt.expm1_low, f.min(fmt.exp_range[1], x, ty), ty)
-    i, r = split(f, clamped, w, fmt)
+    i, _, r = split(f, clamped, w, fmt)
     q = reduced_expm1(f, r, ty, fmt)
     s = pow2(f, f.sub(i, 1), w, fmt)
     y = f.mul(f.fma(s, q, f.sub(s, 0.5)), 2.0)
@@ -228,7 +159,7 @@ def tanh(f: Function, x: str, w: int, dtype: DType) -> str:
     fmt = FORMATS[dtype]
     ty = vec(fmt.scalar, w)
     a = fabs(f, x)
-    i, r = split(f, f.min(fmt.tanh_limit, f.add(a, a), ty), w, fmt)
+    i, _, r = split(f, f.min(fmt.tanh_limit, f.add(a, a), ty), w, fmt)
     s = pow2(f, i, w, fmt)
     t = f.fma(s, reduced_expm1(f, r, ty, fmt), f.sub(s, 1.0), ty)
     y = copysign(f, f.div(t, f.add(t, 2.0)), x)
@@ -246,11 +177,11 @@ def sigmoid(f: Function, x: str, w: int, dtype: DType) -> str:
     """
     fmt = FORMATS[dtype]
     ty = vec(fmt.scalar, w)
-    i, r = split(f, f.max(fmt.exp_range[0], f.neg(fabs(f, x)), ty), w, fmt)
+    i, n, r = split(f, f.max(fmt.exp_range[0], f.neg(fabs(f, x)), ty), w, fmt)
     q = reduced_expm1(f, r, ty, fmt)
     y = f.add(q, 1.0)
-    e = scale(f, y, i, w, fmt)
-    e_low = scale(f, f.sub(q, f.sub(y, 1.0)), i, w, fmt)
+    e = scale(f, y, i, n, w, fmt)
+    e_low = scale(f, f.sub(q, f.sub(y, 1.0)), i, n, w, fmt)
     upper = f.cmp("ge", x, 0.0)
     top = f.select(upper, 1.0, e, ty)
     below = f.add(e, 1.0)
@@ -278,7 +209,7 @@ def erf(f: Function, x: str, w: int, dtype: DType) -> str:
     ty = vec(fmt.scalar, w)
     a = f.min(fmt.erf_limit, fabs(f, x), ty)
     small = f.fma(x, horner(f, f.mul(x, x), fmt.erf_small, ty), x, ty)
-    i, r = split(f, horner(f, a, fmt.erf_large, ty), w, fmt)
+    i, _, r = split(f, horner(f, a, fmt.erf_large, ty), w, fmt)
     s = f.neg(pow2(f, i, w, fmt))
     large = f.fma(s, reduced_expm1(f, r, ty, fmt), f.add(s, 1.0), ty)
     return f.select(f.cmp("lt", a, fmt.erf_split), small, copysign(f, large, x))

@@ -122,6 +122,7 @@ class Emitter(Printer[Value, Scope]):
     def __init__(self, f: Function, table: ArgumentTable, lanes: int) -> None:
         super().__init__()
         self.f = f
+        f.vector_bytes = 4 * lanes
         self.table = table
         self.lanes = lanes  # f32 elements in a vector register
         self.sites: list[str] = []

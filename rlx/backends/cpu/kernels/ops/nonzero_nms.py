@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlx.backends.cpu.kernels.frame import Frame
-from rlx.backends.cpu.kernels.ops.topk import DIGIT, RadixSort, Sorted, sort_key
+from rlx.backends.cpu.kernels.ops.topk import COUNTS, RadixSort, Sorted, sort_key
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import vec
 from rlx.backends.cpu.loops.looks import look_if
@@ -83,9 +83,9 @@ class _NonMax:
     def code(self) -> KernelCode:
         frame, f = self.frame, self.frame.f
         n = frame.size(self.size)
-        counts = frame.scratch((8 << DIGIT) + (self.size + self.lanes) * (4 * (4 + SIDES)))
+        counts = frame.scratch(COUNTS + (self.size + self.lanes) * (4 * (4 + SIDES)))
         room = f.add(n, self.lanes, "i64")
-        areas = [f.offset(counts, f.add(8 << DIGIT, f.mul(room, 4 * i, "i64"), "i64")) for i in range(4 + SIDES)]
+        areas = [f.offset(counts, f.add(COUNTS, f.mul(room, 4 * i, "i64"), "i64")) for i in range(4 + SIDES)]
         first, second, self.taken = Sorted(areas[0], areas[1]), Sorted(areas[2], areas[3]), areas[4:]
         limit = frame.element(self.given[0], 0, "i64") if self.given else "0"
         self.overlap = frame.element(self.given[1], 0, "float") if len(self.given) > 1 else f.value(0.0, "float")
@@ -110,7 +110,7 @@ class _NonMax:
             some = f.cmp("gt", count, 0, "i64")
 
             def sorted_() -> list[tuple[str, str]]:
-                return [("ptr", self.sort.run(counts, count, first, second))]
+                return [("ptr", self.sort.run(counts, count, first, second)[0].places)]
 
             (order,) = f.if_(some, sorted_, lambda: [("ptr", first.places)])
             return self.choose(r, batch, boxes, order, count, limit, carried[0])

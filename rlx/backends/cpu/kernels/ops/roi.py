@@ -10,7 +10,7 @@ from itertools import product
 
 from rlx.backends.cpu.kernels.frame import Frame
 from rlx.backends.cpu.llvm import convert
-from rlx.backends.cpu.llvm.builder import suffix
+from rlx.backends.cpu.llvm.builder import constant, suffix, vec
 from rlx.backends.cpu.schedule.arguments import KernelCode
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
@@ -99,13 +99,14 @@ def emit_max(kernel: Kernel, target: Target) -> list[KernelCode]:
     assert kernel.special is not None
     op = kernel.special.op
     assert isinstance(op, MaxRoiPool)
-    return [_MaxCode(kernel, op).code()]
+    return [_MaxCode(kernel, op, target).code()]
 
 
 class _MaxCode(_Regions):
-    def __init__(self, kernel: Kernel, op: MaxRoiPool) -> None:
+    def __init__(self, kernel: Kernel, op: MaxRoiPool, target: Target) -> None:
         super().__init__(kernel)
         self.op = op
+        self.lanes = target.vector_bytes * 8 // self.wide.bits
 
     def code(self) -> KernelCode:
         frame, f = self.frame, self.frame.f
@@ -154,18 +155,32 @@ class _MaxCode(_Regions):
         return ends[0], ends[1]
 
     def best(self, plane: str, top: str, bottom: str, left: str, right: str) -> str:
-        f = self.frame.f
-        width = self.frame.size(self.width)
+        """The largest element of a bin, in vectors along its rows; 0 of an empty one."""
+        f, w = self.frame.f, self.lanes
+        width, memory = self.frame.size(self.width), convert.memory_type(self.x.dtype)
+        ty = vec(self.real, w)
+        least = constant(float("-inf"), ty)
+
+        def larger(a: str, b: str, w: int = w) -> str:
+            return convert.apply(f, "max", [a, b], self.wide, w)
 
         def line(y: str, carried: list[str]) -> list[str]:
-            base = f.mul(y, width, "i64")
+            row = f.gep(plane, f.mul(y, width, "i64"), memory)
 
-            def element(x: str, carried: list[str]) -> list[str]:
-                return [self.larger(carried[0], self.load(plane, f.add(base, x, "i64")))]
+            def some(x: str, carried: list[str]) -> list[str]:
+                inside = f.mask_below(f.sub(right, x, "i64"), w)
+                raw = f.masked_load(vec(memory, w), f.gep(row, x, memory), inside)
+                values = convert.convert(f, raw, self.x.dtype, self.wide, w)
+                return [larger(f.select(inside, values, least, ty), carried[0])]
 
-            return f.loop(left, right, 1, [(self.real, carried[0])], element)
+            return f.loop(left, right, w, [(ty, carried[0])], some)
 
-        (found,) = f.loop(top, bottom, 1, [(self.real, self.constant(float("-inf")))], line)
+        (found,) = f.loop(top, bottom, 1, [(ty, least)], line)
+        while w > 1:
+            w //= 2
+            parts = [list(range(w)), list(range(w, 2 * w))]
+            halves = [f.shuffle(found, None, p) if w > 1 else f.extract(found, p[0]) for p in parts]
+            found = larger(halves[0], halves[1], w)
         some = f.and_(f.cmp("lt", top, bottom, "i64"), f.cmp("lt", left, right, "i64"), "i1")
         return f.select(some, found, self.constant(0), self.real)
 
