@@ -22,7 +22,7 @@ from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.gemm.panels.int8_layout import dot
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, is_whole, rows_in_place
 from rlx.backends.cpu.gemm.panels.q8_codes import BYTES, CODES, COLUMNS, SCALE, ZERO_POINT, Q8Code, Reader
-from rlx.backends.cpu.gemm.panels.q8_rows import RECORD, ROW_SCALE, SUMS
+from rlx.backends.cpu.gemm.panels.q8_rows import RECORD, ROW_SCALE, SCALED_SUMS, SUMS
 from rlx.backends.cpu.gemm.tile import OPERANDS, Tile
 from rlx.backends.cpu.llvm.builder import Function, Module, Operand, constant, vec, void, width
 from rlx.backends.cpu.schedule.arguments import Routine
@@ -57,6 +57,8 @@ __all__ = ["Q8_FORMATS"]
 
 F32, U8 = DTYPES["f32"], DTYPES["u8"]
 AHEAD = 6000  # bytes: how far ahead is prefetched, of all panels that are read at a time
+FEW = 8  # rows that read one panel at a time, in vectors of 64 bytes
+PAIR_ROWS = (4, 5, 6)  # rows of bands that read two; more rows than FEW are cut into these
 SPEED = 6  # products a second, of those of f32
 PAIR_LIMIT = 128  # numbers up to which two products with activations add up within 16 bits
 
@@ -168,53 +170,51 @@ class Q8Format(PanelFormat, ABC):
     def block_routine(self, tile: Tile) -> Routine:
         """Panels one after another, and for each (or two) bands of a few rows, which find them in a cache."""
         f = Function(f"rlx_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
-        most = 1 if tile.lanes < COLUMNS else 2  # panels at a time
-        whole = f.and_(f.add("%columns", COLUMNS - 1), -most * COLUMNS)
-        single = {rows: _product(tile, self.code, rows, 1) for rows in _heights(tile)}
-        pairs = {rows: _product(tile, self.code, rows, 2) for rows in _heights(tile)} if most > 1 else single
+        wide = tile.lanes == COLUMNS
+        most = FEW if wide else 4
+        few = {rows: _product(tile, self.code, rows, 1) for rows in range(1, most + 1)}
 
-        def one_by_one(first: Operand) -> None:
-            f.loop(first, "%columns", COLUMNS, [], lambda column, _: _bands(f, tile, single, column))
+        def one_by_one() -> None:
+            f.loop(0, "%columns", COLUMNS, [], lambda column, _: _bands(f, tile, few, column, 1))
 
-        def many() -> None:
-            f.loop(0, whole, most * COLUMNS, [], lambda column, _: _bands(f, tile, pairs, column))
-            one_by_one(whole)
+        if not wide or self.code.group < ACTIVATION_BLOCK:  # their sums take the registers of two panels
+            one_by_one()
+        else:
+            many = {rows: _product(tile, self.code, rows, 2) for rows in PAIR_ROWS}
+            whole = f.and_(f.add("%columns", 2 * COLUMNS - 1), -2 * COLUMNS)
 
-        # few rows wait for memory, which is read fastest one panel at a time
-        f.if_(f.cmp("le", "%rows", 2), lambda: one_by_one(0), many)
+            def two_by_two() -> None:
+                f.loop(0, whole, 2 * COLUMNS, [], lambda column, _: _bands(f, tile, many, column, 2))
+
+            # few rows wait for memory, which is read fastest one panel at a time
+            f.if_(f.cmp("le", "%rows", most), one_by_one, two_by_two)
         f.ret()
         return Routine(f.name, Module([f]).text())
 
 
-def _heights(tile: Tile) -> list[int]:
-    """Rows of bands."""
-    return [1, 2, 3, 4, 6] if tile.lanes == COLUMNS else [1, 2, 3, 4]
-
-
-def _bands(f: Function, tile: Tile, products: Mapping[int, Function], column: str) -> None:
-    """All rows, a band at a time, times the panels of the products from a column on."""
+def _bands(f: Function, tile: Tile, products: Mapping[int, Function], column: str, panels: int) -> None:
+    """All rows, in bands that are as even as can be, times so many panels from a column on."""
     b = f.offset("%b", f.mul(f.div(column, COLUMNS), "%stride"))
-    top = f.gep("%c", column, tile.scalar)
-    heights = list(products)
+    top, left = f.gep("%c", column, tile.scalar), f.sub("%columns", column)
+    # the second of two panels that does not exist is the first one again, of which no column is stored
+    stride = "%stride" if panels == 1 else f.select(f.cmp("le", left, COLUMNS), 0, "%stride", "i64")
+    most = max(products)
+    bands = f.div(f.add("%rows", most - 1), most)
 
-    def band(state: list[str]) -> list[str]:
+    def band(number: str, state: list[str]) -> list[str]:
         (row,) = state
-        left = f.sub("%rows", row)
-        # no band is of a single row but for a single row
-        height = f.select(f.cmp("le", left, 4), left, f.select(f.cmp("eq", left, 5), 3, 4, "i64"))
-        if heights[-1] == 6:
-            six = f.or_(f.cmp("eq", left, 6), f.cmp("ge", left, 9))
-            height = f.select(six, 6, height, "i64")
+        after = f.div(f.mul("%rows", f.add(number, 1)), bands)
+        height = f.sub(after, row)
         a, c = f.gep("%a", f.mul(row, "%lda"), tile.scalar), f.gep(top, f.mul(row, "%ldc"), tile.scalar)
-        given = [a, "%lda", b, "%stride", c, "%ldc", f.sub("%columns", column), "%k"]
+        given = [a, "%lda", b, stride, c, "%ldc", left, "%k"]
 
         def of_rows(rows: int) -> Callable[[], None]:
             return lambda: void(f.call(products[rows], given))
 
-        f.switch(height, {rows: of_rows(rows) for rows in heights})
-        return [f.add(row, height)]
+        f.switch(height, {rows: of_rows(rows) for rows in products})
+        return [after]
 
-    f.while_([("i64", 0)], lambda state: f.cmp("lt", state[0], "%rows"), band)
+    f.loop(0, bands, 1, [("i64", 0)], band)
 
 
 def _product(tile: Tile, code: Q8Code, rows: int, panels: int) -> Function:
@@ -316,13 +316,15 @@ class _Columns:
         self.totals.add_groups(groups, own)
         for g in range(len(groups) if code.minima else 0):
             minima = [code.minimum(reader, part * len(groups) + g) for reader in readers]
-            less = [f.mul(d, f.cast("sitofp", self.sum(p, g), "float")) for p, d in zip(records, own, strict=True)]
+            less = [self.sum(p, g, scaled=True) for p in records]
             self.totals.add(less.__getitem__, minima.__getitem__)
+        if self.code.minima or self.code.group == 16:  # else LLVM would make them after the next part's, from memory
+            self.totals.values = [self.tile.ordered(f, x) for x in self.totals.values]
 
-    def sum(self, record: str, group: int) -> str:
-        """Less the sum of a group of activations, in all lanes."""
-        place = SUMS + 4 * (group if self.code.group == 16 else 2)
-        return self.f.splat(self.f.load("i32", self.f.offset(record, place)), self.lanes)
+    def sum(self, record: str, group: int, *, scaled: bool = False) -> str:
+        """Less the sum of a group of activations, in all lanes; `scaled`: times d."""
+        f, place = self.f, (SCALED_SUMS if scaled else SUMS) + 4 * (group if self.code.group == 16 else 2)
+        return f.splat(f.load("float" if scaled else "i32", f.offset(record, place)), self.lanes)
 
     def less_zero(self, readers: list[Reader], records: list[str], group: int) -> list[str] | None:
         """What sums of a group begin with."""
