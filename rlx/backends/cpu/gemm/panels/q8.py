@@ -12,8 +12,9 @@ the sums of a group times a scale do, or where x * scale * u does without the mi
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.accumulators import Accumulators, Matrix
@@ -57,8 +58,6 @@ __all__ = ["Q8_FORMATS"]
 
 F32, U8 = DTYPES["f32"], DTYPES["u8"]
 AHEAD = 6000  # bytes: how far ahead is prefetched, of all panels that are read at a time
-FEW = 8  # rows that read one panel at a time, in vectors of 64 bytes
-PAIR_ROWS = (4, 5, 6)  # rows of bands that read two; more rows than FEW are cut into these
 SPEED = 6  # products a second, of those of f32
 PAIR_LIMIT = 128  # numbers up to which two products with activations add up within 16 bits
 
@@ -168,28 +167,40 @@ class Q8Format(PanelFormat, ABC):
         return f.mul(blocks, self.code.nbytes * COLUMNS)
 
     def block_routine(self, tile: Tile) -> Routine:
-        """Panels one after another, and for each (or two) bands of a few rows, which find them in a cache."""
+        """One panel after another, or two, and for each bands of a few rows, which find them in a cache."""
         f = Function(f"rlx_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
-        wide = tile.lanes == COLUMNS
-        most = FEW if wide else 4
-        few = {rows: _product(tile, self.code, rows, 1) for rows in range(1, most + 1)}
+        few, many, panels_of_many = _shapes(tile, self.code)
+        shapes = dict.fromkeys([*few.items(), *((rows, panels_of_many) for rows in many)])
+        products = {shape: _product(tile, self.code, *shape) for shape in shapes}
 
-        def one_by_one() -> None:
-            f.loop(0, "%columns", COLUMNS, [], lambda column, _: _bands(f, tile, few, column, 1))
+        def panels_at_a_time(panels: int, heights: Sequence[int]) -> None:
+            made = {rows: products[rows, panels] for rows in heights}
+            f.loop(0, "%columns", panels * COLUMNS, [], lambda column, _: _bands(f, tile, made, column, panels))
 
-        if not wide or self.code.group < ACTIVATION_BLOCK:  # their sums take the registers of two panels
-            one_by_one()
-        else:
-            many = {rows: _product(tile, self.code, rows, 2) for rows in PAIR_ROWS}
-            whole = f.and_(f.add("%columns", 2 * COLUMNS - 1), -2 * COLUMNS)
+        def few_rows() -> None:
+            one, two = ([rows for rows, panels in few.items() if panels == count] for count in (1, 2))
+            if two:
+                in_two = functools.reduce(f.or_, [f.cmp("eq", "%rows", rows) for rows in two])
+                f.if_(in_two, lambda: panels_at_a_time(2, two), lambda: panels_at_a_time(1, one))
+            else:
+                panels_at_a_time(1, one)
 
-            def two_by_two() -> None:
-                f.loop(0, whole, 2 * COLUMNS, [], lambda column, _: _bands(f, tile, many, column, 2))
-
-            # few rows wait for memory, which is read fastest one panel at a time
-            f.if_(f.cmp("le", "%rows", most), one_by_one, two_by_two)
+        f.if_(f.cmp("le", "%rows", max(few)), few_rows, lambda: panels_at_a_time(panels_of_many, many))
         f.ret()
         return Routine(f.name, Module([f]).text())
+
+
+def _shapes(tile: Tile, code: Q8Code) -> tuple[dict[int, int], Sequence[int], int]:
+    """How many panels products of so many rows read at a time; the rows of the bands of more rows, and their panels.
+
+    One or two rows wait for memory, which is read fastest one panel at a time. For 7 or 8 there are no registers for
+    the sums of two, and two bands would make numbers of the weights twice. Sums of half a block take more registers.
+    """
+    if tile.lanes < COLUMNS:
+        return dict.fromkeys(range(1, 5), 1), range(2, 5), 1
+    halves = code.group < ACTIVATION_BLOCK
+    few = {rows: 2 if rows in ((3, 4) if halves else range(3, 7)) else 1 for rows in range(1, 9)}
+    return (few, range(4, 9), 1) if halves else (few, range(4, 7), 2)
 
 
 def _bands(f: Function, tile: Tile, products: Mapping[int, Function], column: str, panels: int) -> None:
@@ -297,29 +308,42 @@ class _Columns:
     def part(self, readers: list[Reader], part: int, records: list[str]) -> None:
         """Adds 32 steps of k, whose activations are at `records`."""
         f, code, size = self.f, self.code, self.code.group
-        groups = []
-        for g in range(ACTIVATION_BLOCK // size):
-            sums = Accumulators(f, self.whole, self.rows, self.vectors, self.less_zero(readers, records, g))
-            for r in range(size // 4):
-                number = (part * ACTIVATION_BLOCK + g * size) // 4 + r
-                for p, line in self.fetched[number]:
-                    f.prefetch(f.offset(p, line))
-                fours = [code.four(reader, number) for reader in readers]
-
-                def a(i: int, place: int = g * size + 4 * r) -> str:
-                    return f.splat(f.load("i32", f.offset(records[i], place)), self.lanes)
-
-                sums.add(a, fours.__getitem__, ordered=True)
-            scales = [code.scale(reader, part * (ACTIVATION_BLOCK // size) + g) for reader in readers]
-            groups.append((sums, [scale for scale in scales if scale is not None]))
+        groups, fours = range(ACTIVATION_BLOCK // size), range(size // 4)
+        # a few sums would wait for their own last products: those of two groups take turns, or two chains of one
+        few = not code.minima and 4 * self.rows * self.vectors <= self.tile.registers
+        chains = 2 if few and len(groups) == 1 else 1
+        made = [
+            Accumulators(f, self.whole, self.rows, self.vectors, self.less_zero(readers, records, g), chains)
+            for g in groups
+        ]
+        for g, r in [(g, r) for r in fours for g in groups] if few else [(g, r) for g in groups for r in fours]:
+            self.four(readers, part, records, made[g], g * len(fours) + r, r % chains)
+        for sums in made:
+            sums.join()
+        scales = [[code.scale(reader, part * len(groups) + g) for reader in readers] for g in groups]
         own = [f.splat(f.load("float", f.offset(p, ROW_SCALE)), self.lanes) for p in records]
-        self.totals.add_groups(groups, own)
-        for g in range(len(groups) if code.minima else 0):
+        by_group = [[scale for scale in some if scale is not None] for some in scales]
+        self.totals.add_groups(list(zip(made, by_group, strict=True)), own)
+        for g in groups if code.minima else ():
             minima = [code.minimum(reader, part * len(groups) + g) for reader in readers]
             less = [self.sum(p, g, scaled=True) for p in records]
             self.totals.add(less.__getitem__, minima.__getitem__)
         if self.code.minima or self.code.group == 16:  # else LLVM would make them after the next part's, from memory
             self.totals.values = [self.tile.ordered(f, x) for x in self.totals.values]
+
+    def four(
+        self, readers: list[Reader], part: int, records: list[str], sums: Accumulators, step: int, chain: int
+    ) -> None:
+        """Adds the products of a four of a part."""
+        f, number = self.f, part * ACTIVATION_BLOCK // 4 + step
+        for p, line in self.fetched[number]:
+            f.prefetch(f.offset(p, line))
+        fours = [self.code.four(reader, number) for reader in readers]
+
+        def a(i: int) -> str:
+            return f.splat(f.load("i32", f.offset(records[i], 4 * step)), self.lanes)
+
+        sums.add(a, fours.__getitem__, ordered=True, chain=chain)
 
     def sum(self, record: str, group: int, *, scaled: bool = False) -> str:
         """Less the sum of a group of activations, in all lanes; `scaled`: times d."""
