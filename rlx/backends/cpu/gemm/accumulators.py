@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.llvm.builder import Function, Operand, Typed, size_of, vec
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 
 __all__ = ["Accumulators", "Fetch", "Matrix", "Panels", "Rows", "Windows", "multiply_add"]
 
@@ -27,10 +27,16 @@ Read = Callable[[int], str]  # the element of A of a row, in all lanes; or a vec
 
 @dataclass(frozen=True)
 class Fetch:
-    """What is prefetched beside a loop over k: from an address on, into which cache (2: the second; 3: the first)."""
+    """What is prefetched beside a loop over k: from an address on, into which cache (2: the second; 3: the first).
+
+    `panels` of them are, `stride` bytes apart, and `step` bytes of each in a step of k; 0: as tiles have it.
+    """
 
     start: str
     locality: int = 2
+    panels: int = 1
+    stride: str = ""
+    step: int = 0
 
 
 class Accumulators:
@@ -148,8 +154,12 @@ class Accumulators:
         f, tile = self.f, self.tile
         size, per_panel = size_of(tile.a_scalar), tile.width // tile.lanes
         for k in range(0, count, tile.format.depth):
-            if fetch and tile.format.fetches and k * tile.fetched % 64 == 0:
-                f.prefetch(f.offset(fetch.start, k * tile.fetched), locality=fetch.locality)
+            fetched = (fetch.step if fetch else 0) or tile.fetched
+            if fetch and tile.format.fetches and k * fetched % 64 == 0:
+                p = f.offset(fetch.start, k * fetched)
+                for number in range(fetch.panels):
+                    p = f.offset(p, fetch.stride) if number else p
+                    f.prefetch(p, locality=fetch.locality)
             places = [
                 f.offset(panels[j // per_panel], k * tile.step_bytes + j % per_panel * tile.lanes * tile.column_bytes)
                 for j in range(self.vectors)
@@ -308,10 +318,10 @@ class Matrix(Rows):
         def turn(steps: int) -> Callable[[str, list[str]], list[str]]:
             def body(_: str, state: list[str]) -> list[str]:
                 *at, ahead = state
-                fetched = steps * tile.fetched if steps == unroll else 0
+                fetched = steps * (fetch.step or tile.fetched) if steps == unroll else 0
                 if n > 2:  # LLVM would keep a pointer for each row, most of them in memory
                     at = [f.opaque(p) for p in at]
-                total.steps(self.lines(f, at, count), at[n:], steps, Fetch(ahead, fetch.locality) if fetched else None)
+                total.steps(self.lines(f, at, count), at[n:], steps, replace(fetch, start=ahead) if fetched else None)
                 moved = [f.offset(p, steps * (size if i < n else tile.step_bytes)) for i, p in enumerate(at)]
                 return [*moved, f.offset(ahead, fetched)]
 

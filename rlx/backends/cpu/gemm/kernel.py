@@ -33,6 +33,8 @@ __all__ = [
     "kernel_function", "micro_kernel",
 ]  # fmt: skip
 
+FEW_ROWS = 8  # that read panels from end to end, at most
+AHEAD = 6000  # bytes: how far ahead they are then prefetched, of all that are read at a time
 BLOCK_ARGUMENTS = [*OPERANDS, *(("i64", i) for i in ("rows", "columns", "k", "most")), ("ptr", "copy")]
 
 
@@ -97,13 +99,13 @@ def block_routine(tile: Tile) -> Routine:
     return Routine(block.name, Module([block]).text())
 
 
-def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> Function:
+def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False, streams: bool = False) -> Function:
     """Tiles of C one below another: rows x panels panels each, over `k` steps; with `half`, the first half of a panel.
 
     `(ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 k, i64 n, i64 add, ptr next, ptr later, i64 count)`:
     `stride` is from panel to panel, `n` the columns of C that exist, `add` whether C is added to or set, `next` and
     `later` two panels to prefetch, `count` >= 1 the tiles. Then come the arguments of the format and, if it has any,
-    the number of the first panel.
+    the number of the first panel. With `streams` all its panels are prefetched, from `next` on.
     """
     per_panel = tile.width // tile.lanes
     vectors = per_panel // 2 if half else per_panel * panels
@@ -115,7 +117,7 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
         ("i64", "count"),
     ]
     f = Function(
-        f"rlx_tile_{tile.name}_{rows}x{'half' if half else panels}",
+        f"rlx_tile_{tile.name}_{rows}x{'half' if half else panels}{'_streams' if streams else ''}",
         [*arguments, *_of_format(tile, ("i64", "panel"))],
         shared=True,
         attrs="nounwind noinline",
@@ -126,6 +128,7 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
     fetched = f.mul(f.and_("%k", -unroll), tile.fetched)
     b = Panels.of(f, tile, "%b", "%stride", vectors)
     ends = tile.format.ends(f, tile, rows, vectors)
+    stride = f.mul("%stride", size_of(tile.b_scalar)) if streams else ""
 
     def one_tile(number: str, at: list[str]) -> list[str]:
         a, c, fetch = at
@@ -135,7 +138,8 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
         for row in c_rows:
             f.prefetch(row, write=True)
         here = replace(matrix, a=a)
-        sums = here.sums(f, tile, 0, rows, b, Fetch(fetch), ends.first() if ends else None)
+        coming = Fetch(fetch, 3, panels, stride, tile.step_bytes) if streams else Fetch(fetch)
+        sums = here.sums(f, tile, 0, rows, b, coming, ends.first() if ends else None)
         if ends:
             ends.finish(sums, [here.at(f, tile, row) for row in range(rows)], c_rows)
         else:
@@ -179,12 +183,13 @@ def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
         internal=internal,
         attrs="nounwind noinline",
     )
-    kernels: dict[tuple[int, int], Function] = {}
+    kernels: dict[tuple[int, int, bool], Function] = {}
 
-    def kernel(rows: int, panels: int) -> Function:
-        if (rows, panels) not in kernels:
-            kernels[rows, panels] = micro_kernel(tile, rows, max(panels, 1), half=panels == HALF)
-        return kernels[rows, panels]
+    def kernel(rows: int, panels: int, streams: bool = False) -> Function:
+        if (rows, panels, streams) not in kernels:
+            made = micro_kernel(tile, rows, max(panels, 1), half=panels == HALF, streams=streams)
+            kernels[rows, panels, streams] = made
+        return kernels[rows, panels, streams]
 
     block = f.max("%k", 8) if tile.format.turn else block_steps(f)
     copies = a_ty == tile.scalar
@@ -211,14 +216,16 @@ def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
             def body(column: str, _: list[str]) -> None:
                 n = f.min(f.sub("%columns", column), count * width)
                 c, panel = f.gep("%c", column, c_ty), panel_of(column)
-                coming = place(f.add(panel, count), 0)
 
                 def k_step(k0: str, _: list[str]) -> None:
                     k, more = f.min(block, f.sub("%k", k0)), f.cast("zext", f.cmp("gt", k0, 0), "i64")
-                    ahead = f.offset(coming, f.mul(k0, tile.fetched))
                     a, b = f.gep("%a", k0, a_ty), place(panel, k0)
+                    # from the last block of the panels on, those to come
+                    last = f.cmp("ge", f.add(k0, block), "%k")
+                    beyond = f.select(last, f.mul("%stride", (count - 1) * size_of(tile.b_scalar)), 0, "i64")
+                    ahead = f.offset(b, f.add(beyond, AHEAD // count))
                     given: list[Typed] = [a, "%lda", b, "%stride", c, "%ldc", k, n, more, ahead, ahead, ("i64", 1)]
-                    f.call(kernel(rows, count), [*given, *besides(panel)])
+                    f.call(kernel(rows, count, True), [*given, *besides(panel)])
 
                 f.loop(0, f.max("%k", 1), block, [], k_step)
 
@@ -352,7 +359,8 @@ def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
     def many_rows() -> None:
         f.loop(0, f.max("%k", 1), block, [], k_step)  # one turn for K = 0, which sets C to zero
 
-    f.switch("%rows", {r: (lambda r=r: few_rows(r)) for r in (1, 2)}, many_rows)  # type: ignore[misc]
+    few = range(1, 3 if tile.format.few_shapes else min(FEW_ROWS, tile.rows) + 1)
+    f.switch("%rows", {r: (lambda r=r: few_rows(r)) for r in few}, many_rows)  # type: ignore[misc]
     f.ret()
     return f
 

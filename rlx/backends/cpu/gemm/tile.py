@@ -148,11 +148,10 @@ class Tile:
         if self.format.few_shapes:
             return 1
         vectors = self.width // self.lanes
-        for panels in (4, 2):
-            # a single row needs no register for B: it is an operand in memory
-            held = 1 if rows == 1 else panels * vectors + 1
-            if panels >= self.panels and rows * panels * vectors + held <= self.registers and rows <= 2:
-                return panels
+        # a single row needs no register for B: it is an operand in memory
+        panels, held = (4, 1) if rows == 1 else (2, 2 * vectors + 1)
+        if panels >= self.panels and rows * panels * vectors + held <= self.registers and rows <= 2:
+            return panels
         return self.panels
 
 

@@ -12,8 +12,9 @@ the sums of a group times a scale do, or where x * scale * u does without the mi
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.accumulators import Accumulators, Matrix
@@ -22,7 +23,7 @@ from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.gemm.panels.int8_layout import dot
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, is_whole, rows_in_place
 from rlx.backends.cpu.gemm.panels.q8_codes import BYTES, CODES, COLUMNS, SCALE, ZERO_POINT, Q8Code, Reader
-from rlx.backends.cpu.gemm.panels.q8_rows import RECORD, ROW_SCALE, SUMS
+from rlx.backends.cpu.gemm.panels.q8_rows import RECORD, ROW_SCALE, SCALED_SUMS, SUMS
 from rlx.backends.cpu.gemm.tile import OPERANDS, Tile
 from rlx.backends.cpu.llvm.builder import Function, Module, Operand, constant, vec, void, width
 from rlx.backends.cpu.schedule.arguments import Routine
@@ -166,55 +167,65 @@ class Q8Format(PanelFormat, ABC):
         return f.mul(blocks, self.code.nbytes * COLUMNS)
 
     def block_routine(self, tile: Tile) -> Routine:
-        """Panels one after another, and for each (or two) bands of a few rows, which find them in a cache."""
+        """One panel after another, or two, and for each bands of a few rows, which find them in a cache."""
         f = Function(f"rlx_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
-        most = 1 if tile.lanes < COLUMNS else 2  # panels at a time
-        whole = f.and_(f.add("%columns", COLUMNS - 1), -most * COLUMNS)
-        single = {rows: _product(tile, self.code, rows, 1) for rows in _heights(tile)}
-        pairs = {rows: _product(tile, self.code, rows, 2) for rows in _heights(tile)} if most > 1 else single
+        few, many, panels_of_many = _shapes(tile, self.code)
+        shapes = dict.fromkeys([*few.items(), *((rows, panels_of_many) for rows in many)])
+        products = {shape: _product(tile, self.code, *shape) for shape in shapes}
 
-        def one_by_one(first: Operand) -> None:
-            f.loop(first, "%columns", COLUMNS, [], lambda column, _: _bands(f, tile, single, column))
+        def panels_at_a_time(panels: int, heights: Sequence[int]) -> None:
+            made = {rows: products[rows, panels] for rows in heights}
+            f.loop(0, "%columns", panels * COLUMNS, [], lambda column, _: _bands(f, tile, made, column, panels))
 
-        def many() -> None:
-            f.loop(0, whole, most * COLUMNS, [], lambda column, _: _bands(f, tile, pairs, column))
-            one_by_one(whole)
+        def few_rows() -> None:
+            one, two = ([rows for rows, panels in few.items() if panels == count] for count in (1, 2))
+            if two:
+                in_two = functools.reduce(f.or_, [f.cmp("eq", "%rows", rows) for rows in two])
+                f.if_(in_two, lambda: panels_at_a_time(2, two), lambda: panels_at_a_time(1, one))
+            else:
+                panels_at_a_time(1, one)
 
-        # few rows wait for memory, which is read fastest one panel at a time
-        f.if_(f.cmp("le", "%rows", 2), lambda: one_by_one(0), many)
+        f.if_(f.cmp("le", "%rows", max(few)), few_rows, lambda: panels_at_a_time(panels_of_many, many))
         f.ret()
         return Routine(f.name, Module([f]).text())
 
 
-def _heights(tile: Tile) -> list[int]:
-    """Rows of bands."""
-    return [1, 2, 3, 4, 6] if tile.lanes == COLUMNS else [1, 2, 3, 4]
+def _shapes(tile: Tile, code: Q8Code) -> tuple[dict[int, int], Sequence[int], int]:
+    """How many panels products of so many rows read at a time; the rows of the bands of more rows, and their panels.
+
+    One or two rows wait for memory, which is read fastest one panel at a time. For 7 or 8 there are no registers for
+    the sums of two, and two bands would make numbers of the weights twice. Sums of half a block take more registers.
+    """
+    if tile.lanes < COLUMNS:
+        return dict.fromkeys(range(1, 5), 1), range(2, 5), 1
+    halves = code.group < ACTIVATION_BLOCK
+    few = {rows: 2 if rows in ((3, 4) if halves else range(3, 7)) else 1 for rows in range(1, 9)}
+    return (few, range(4, 9), 1) if halves else (few, range(4, 7), 2)
 
 
-def _bands(f: Function, tile: Tile, products: Mapping[int, Function], column: str) -> None:
-    """All rows, a band at a time, times the panels of the products from a column on."""
+def _bands(f: Function, tile: Tile, products: Mapping[int, Function], column: str, panels: int) -> None:
+    """All rows, in bands that are as even as can be, times so many panels from a column on."""
     b = f.offset("%b", f.mul(f.div(column, COLUMNS), "%stride"))
-    top = f.gep("%c", column, tile.scalar)
-    heights = list(products)
+    top, left = f.gep("%c", column, tile.scalar), f.sub("%columns", column)
+    # the second of two panels that does not exist is the first one again, of which no column is stored
+    stride = "%stride" if panels == 1 else f.select(f.cmp("le", left, COLUMNS), 0, "%stride", "i64")
+    most = max(products)
+    bands = f.div(f.add("%rows", most - 1), most)
 
-    def band(state: list[str]) -> list[str]:
+    def band(number: str, state: list[str]) -> list[str]:
         (row,) = state
-        left = f.sub("%rows", row)
-        # no band is of a single row but for a single row
-        height = f.select(f.cmp("le", left, 4), left, f.select(f.cmp("eq", left, 5), 3, 4, "i64"))
-        if heights[-1] == 6:
-            six = f.or_(f.cmp("eq", left, 6), f.cmp("ge", left, 9))
-            height = f.select(six, 6, height, "i64")
+        after = f.div(f.mul("%rows", f.add(number, 1)), bands)
+        height = f.sub(after, row)
         a, c = f.gep("%a", f.mul(row, "%lda"), tile.scalar), f.gep(top, f.mul(row, "%ldc"), tile.scalar)
-        given = [a, "%lda", b, "%stride", c, "%ldc", f.sub("%columns", column), "%k"]
+        given = [a, "%lda", b, stride, c, "%ldc", left, "%k"]
 
         def of_rows(rows: int) -> Callable[[], None]:
             return lambda: void(f.call(products[rows], given))
 
-        f.switch(height, {rows: of_rows(rows) for rows in heights})
-        return [f.add(row, height)]
+        f.switch(height, {rows: of_rows(rows) for rows in products})
+        return [after]
 
-    f.while_([("i64", 0)], lambda state: f.cmp("lt", state[0], "%rows"), band)
+    f.loop(0, bands, 1, [("i64", 0)], band)
 
 
 def _product(tile: Tile, code: Q8Code, rows: int, panels: int) -> Function:
@@ -297,32 +308,47 @@ class _Columns:
     def part(self, readers: list[Reader], part: int, records: list[str]) -> None:
         """Adds 32 steps of k, whose activations are at `records`."""
         f, code, size = self.f, self.code, self.code.group
-        groups = []
-        for g in range(ACTIVATION_BLOCK // size):
-            sums = Accumulators(f, self.whole, self.rows, self.vectors, self.less_zero(readers, records, g))
-            for r in range(size // 4):
-                number = (part * ACTIVATION_BLOCK + g * size) // 4 + r
-                for p, line in self.fetched[number]:
-                    f.prefetch(f.offset(p, line))
-                fours = [code.four(reader, number) for reader in readers]
-
-                def a(i: int, place: int = g * size + 4 * r) -> str:
-                    return f.splat(f.load("i32", f.offset(records[i], place)), self.lanes)
-
-                sums.add(a, fours.__getitem__, ordered=True)
-            scales = [code.scale(reader, part * (ACTIVATION_BLOCK // size) + g) for reader in readers]
-            groups.append((sums, [scale for scale in scales if scale is not None]))
+        groups, fours = range(ACTIVATION_BLOCK // size), range(size // 4)
+        # a few sums would wait for their own last products: those of two groups take turns, or two chains of one
+        few = not code.minima and 4 * self.rows * self.vectors <= self.tile.registers
+        chains = 2 if few and len(groups) == 1 else 1
+        made = [
+            Accumulators(f, self.whole, self.rows, self.vectors, self.less_zero(readers, records, g), chains)
+            for g in groups
+        ]
+        for g, r in [(g, r) for r in fours for g in groups] if few else [(g, r) for g in groups for r in fours]:
+            self.four(readers, part, records, made[g], g * len(fours) + r, r % chains)
+        for sums in made:
+            sums.join()
+        scales = [[code.scale(reader, part * len(groups) + g) for reader in readers] for g in groups]
         own = [f.splat(f.load("float", f.offset(p, ROW_SCALE)), self.lanes) for p in records]
-        self.totals.add_groups(groups, own)
-        for g in range(len(groups) if code.minima else 0):
+        by_group = [[scale for scale in some if scale is not None] for some in scales]
+        self.totals.add_groups(list(zip(made, by_group, strict=True)), own)
+        for g in groups if code.minima else ():
             minima = [code.minimum(reader, part * len(groups) + g) for reader in readers]
-            less = [f.mul(d, f.cast("sitofp", self.sum(p, g), "float")) for p, d in zip(records, own, strict=True)]
+            less = [self.sum(p, g, scaled=True) for p in records]
             self.totals.add(less.__getitem__, minima.__getitem__)
+        if self.code.minima or self.code.group == 16:  # else LLVM would make them after the next part's, from memory
+            self.totals.values = [self.tile.ordered(f, x) for x in self.totals.values]
 
-    def sum(self, record: str, group: int) -> str:
-        """Less the sum of a group of activations, in all lanes."""
-        place = SUMS + 4 * (group if self.code.group == 16 else 2)
-        return self.f.splat(self.f.load("i32", self.f.offset(record, place)), self.lanes)
+    def four(
+        self, readers: list[Reader], part: int, records: list[str], sums: Accumulators, step: int, chain: int
+    ) -> None:
+        """Adds the products of a four of a part."""
+        f, number = self.f, part * ACTIVATION_BLOCK // 4 + step
+        for p, line in self.fetched[number]:
+            f.prefetch(f.offset(p, line))
+        fours = [self.code.four(reader, number) for reader in readers]
+
+        def a(i: int) -> str:
+            return f.splat(f.load("i32", f.offset(records[i], 4 * step)), self.lanes)
+
+        sums.add(a, fours.__getitem__, ordered=True, chain=chain)
+
+    def sum(self, record: str, group: int, *, scaled: bool = False) -> str:
+        """Less the sum of a group of activations, in all lanes; `scaled`: times d."""
+        f, place = self.f, (SCALED_SUMS if scaled else SUMS) + 4 * (group if self.code.group == 16 else 2)
+        return f.splat(f.load("float" if scaled else "i32", f.offset(record, place)), self.lanes)
 
     def less_zero(self, readers: list[Reader], records: list[str], group: int) -> list[str] | None:
         """What sums of a group begin with."""

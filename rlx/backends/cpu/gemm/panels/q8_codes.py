@@ -22,7 +22,7 @@ from rlx.ir.dtype import DTYPES
 from rlx.ir.encodings.bits import field
 from rlx.ir.encodings.legacy import IQ4
 from rlx.ir.encodings.mx import TWICE
-from rlx.kernels.expr import Expr
+from rlx.kernels.expr import I64, Expr, const
 from rlx.records import dataclass
 
 __all__ = ["BYTES", "CODES", "COLUMNS", "SCALE", "ZERO_POINT", "Field", "Q8Code", "Reader"]
@@ -395,15 +395,31 @@ class _Q5_K(_Q4_K):
         return r.f.or_(super().four(r, number), high)
 
 
+def _sixes(k: Any, byte: Bytes, r: Any, j: Any) -> Expr:
+    """A number of the first three quarters of 128, and above it two bits of that in the last one."""
+    turn, quarter, i = r // 24, r % 24 // 8, r % 8 * 4 + j
+
+    def number(quarter: Any) -> Expr:
+        low = field(k, byte(turn * 64 + quarter % 2 * 32 + i), quarter // 2 * 4, 4)
+        made: Expr = low | k.call("shl", field(k, byte(turn * 32 + i + 128), quarter * 2, 2), 4)
+        return made
+
+    made: Expr = number(quarter) | k.call("shl", field(k, number(const(3, I64)), quarter * 2, 2), 6)
+    return made
+
+
 class _Q6_K(Q8Code):
     name, most, zero, group, turn, block = "q6_k", 63, 32, 16, 128, 256
     head: ClassVar[Fields] = (Field("d", 1, 2, 208),)
-    body: ClassVar[Fields] = (Field("s", 16, 1, 192), Field("high", 16, 4, 128), Field("q", 32, 4))
+    body: ClassVar[Fields] = (Field("s", 16, 1, 192), Field("q", 48, 4, made=_sixes))
 
     def four(self, r: Reader, number: int) -> str:
-        f, quarter = r.f, number // 8
-        low = f.and_(r.shifted(r.fours("q", number % 16), quarter // 2 * 4), NIBBLES)
-        return f.or_(low, f.and_(r.shifted(r.fours("high", number % 8), 2 * quarter - 4), 0x30303030))
+        f, quarter, i = r.f, number // 8, number % 8
+        if quarter < 3:
+            return f.and_(r.fours("q", number), 0x3F3F3F3F)
+        parts = [r.shifted(r.fours("q", 8 * part + i), 6 - 2 * part) for part in range(3)]
+        masked = [f.and_(x, 0x03030303 << 2 * part) for part, x in enumerate(parts)]
+        return f.or_(f.or_(masked[0], masked[1]), masked[2])
 
     def scale(self, r: Reader, group: int) -> str:
         return r.f.mul(r.halves("d"), r.floats(r.bytes("s", group, signed=True)))

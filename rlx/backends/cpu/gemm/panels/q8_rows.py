@@ -1,8 +1,9 @@
 """Rows of activations rounded to 8 bits, as products of whole numbers read them.
 
-A row is a record of 48 bytes for each 32 elements, the last filled up with zeros:
+A row is a record of 64 bytes for each 32 elements, the last filled up with zeros:
 
     0   q, 32 bytes with a sign      32  d, f32      36  -(sum of q 0..15), i32      40  -(q 16..31)      44  -(all)
+    48  d times those three sums, f32
 
 `rlx.ir.casting` says what q and d are.
 """
@@ -39,9 +40,9 @@ from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["RECORD", "ROUND", "ROW_SCALE", "SUMS", "rounded_rows"]
+__all__ = ["RECORD", "ROUND", "ROW_SCALE", "SCALED_SUMS", "SUMS", "rounded_rows"]
 
-RECORD, ROW_SCALE, SUMS = 48, 32, 36  # bytes of a record; where its scale and its sums begin
+RECORD, ROW_SCALE, SUMS, SCALED_SUMS = 64, 32, 36, 48  # bytes of a record; where its scale and its sums begin
 WORDS = RECORD // 4
 F32, I32 = DTYPES["f32"], DTYPES["i32"]
 
@@ -63,7 +64,7 @@ def rounded_rows(kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
     assert isinstance(a, Load)
     *batch, row, _ = out_vars(len(kernel.stores[0].extents))
     used = [v for v in batch if v in set(walk(a))]
-    blocks = ceildiv(anchor.k, ACTIVATION_BLOCK)
+    blocks = ceildiv(anchor.k, ACTIVATION_BLOCK) // 2 * 2 + 1
     shape = (*extents_of(used, kernel.stores[0].extents), anchor.m, blocks * WORDS)
     buffer = Buffer(f"{kernel.stores[0].buffer.name}.q8", "arena", shape, I32)
     own = out_vars(len(shape))
@@ -110,12 +111,12 @@ def _rounding(target: Target, matrix_at: Callable[[Function, str], str]) -> Modu
     per_matrix = f.div(f.sub(f.add(w.m, w.row_chunk), 1), w.row_chunk)
     matrix, first = f.div("%chunk", per_matrix), f.mul(f.rem("%chunk", per_matrix), w.row_chunk)
     source = f.gep(w.a, matrix_at(f, matrix), "float")
-    target_rows = f.offset(w.out, f.mul(f.mul(matrix, w.m), f.mul(blocks, RECORD)))
+    target_rows = f.offset(w.out, f.mul(f.mul(matrix, w.m), f.mul(f.or_(blocks, 1), RECORD)))
     lanes = target.lanes
 
     def row(number: str, _: list[str]) -> None:
         a = f.gep(source, f.mul(number, w.row_stride), "float")
-        out = f.offset(target_rows, f.mul(number, f.mul(blocks, RECORD)))
+        out = f.offset(target_rows, f.mul(number, f.mul(f.or_(blocks, 1), RECORD)))
 
         def whole(block: str, _: list[str]) -> None:
             p = f.gep(a, f.mul(block, ACTIVATION_BLOCK), "float")
@@ -160,7 +161,9 @@ def _record(f: Function, parts: list[str], lanes: int, out: str) -> None:
     half = len(sums) // 2
     totals = [f.reduce(_sum(f, x), f.add) for x in (sums[:half], sums[half:])]
     for i, x in enumerate((*totals, f.add(*totals))):
-        f.store(f.sub(0, x), f.offset(out, SUMS + 4 * i))
+        less = f.sub(0, x)
+        f.store(less, f.offset(out, SUMS + 4 * i))
+        f.store(f.mul(scale, f.cast("sitofp", less, "float")), f.offset(out, SCALED_SUMS + 4 * i))
 
 
 def _sum(f: Function, vectors: list[str]) -> str:
