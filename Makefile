@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint bench models clean
+.PHONY: help demo test test-full lint docs wheel bench models clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -31,6 +31,15 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+
+docs: $(VENV)/.installed-docs  ## the documentation as pages, in build/docs
+	@$(VENV)/bin/sphinx-build --builder html --fail-on-warning --keep-going --quiet docs build/docs
+
+wheel: $(VENV)/.installed-dev  ## the wheels rlx and rlx-runtime and the source archive, built and checked, in dist
+	@rm -rf dist
+	@$(PY) -m build --outdir dist . >/dev/null
+	@$(PY) -m build --wheel --outdir dist packaging/runtime >/dev/null
+	@$(PY) -m twine check --strict dist/*
 
 bench: $(VENV)/.installed-bench models  ## side by side with the other runtimes (BENCH_ARGS=...; installs them: 2 GB)
 	@$(PY) benchmarks/compare.py $(BENCH_ARGS)
@@ -56,6 +65,11 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing rlx and its development tools into $(VENV) (once, a minute or two)"
 	@$(PIP) install --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing rlx and what its documentation is built with into $(VENV) (once, about a minute)"
+	@$(PIP) install --editable '.[docs]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-bench: pyproject.toml | $(VENV)/bin/python

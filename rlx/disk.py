@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,9 +34,12 @@ def cache_folder() -> Path:
     """The user's cache folder of rlx, or what `keep_in` named."""
     if _named:
         return _named[-1]
-    import platformdirs
+    if sys.platform != "linux":
+        import platformdirs
 
-    return Path(platformdirs.user_cache_dir("rlx"))
+        return Path(platformdirs.user_cache_dir("rlx"))
+    named = os.environ.get("XDG_CACHE_HOME", "").strip()
+    return Path(named or os.path.expanduser("~/.cache"), "rlx")
 
 
 def keep_in(folder: str | os.PathLike[str]) -> None:

@@ -18,11 +18,8 @@ ROOT = Path(__file__).parents[1]
 SMALL = json.loads((ROOT / "tests" / "decoders" / "configs.json").read_text())["llama"]
 LANGUAGES = {"sh", "python", "text", "json", ""}
 NOT_RUN = {"docs/design.md"}  # the contract: it also shows API that is not there yet
-PAGES = [
-    path
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-    if str(path.relative_to(ROOT)) not in NOT_RUN
-]
+OWN = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES = [path for path in (*OWN, *sorted((ROOT / "docs").rglob("*.md"))) if str(path.relative_to(ROOT)) not in NOT_RUN]
 
 
 @dataclass(frozen=True)
@@ -84,9 +81,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(command: list[str], folder: Path) -> None:
+def need(page: Path) -> None:
+    """Skips a page that says `<!-- needs: torch onnxscript -->` where these are not installed."""
+    for line in re.findall(r"^<!-- needs: (.+) -->$", page.read_text(), re.MULTILINE):
+        for name in line.split():
+            pytest.importorskip(name, reason=f"{page.name} needs {name}")
+
+
+def run(command: list[str], folder: Path, **more: str) -> None:
     """Run in `folder` with this interpreter's scripts first on the PATH; a failure shows all output."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    environment = {**os.environ, "PATH": scripts, **more}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
@@ -104,6 +109,7 @@ def test_blocks_have_a_known_language(page: Path) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if python_source(page).strip()], ids=page_id)
 def test_python_blocks_run(page: Path, folder: Path) -> None:
     """The python blocks of a page run in order in one namespace."""
+    need(page)
     script = folder / page.name
     script.write_text(python_source(page))
     run([sys.executable, "-P", str(script)], folder)
@@ -113,7 +119,8 @@ def test_python_blocks_run(page: Path, folder: Path) -> None:
 def test_sh_blocks_run(block: Block, folder: Path) -> None:
     """Shell examples exit with status 0; those that start with `make` name targets of the Makefile instead."""
     if not block.text.startswith("make"):
-        run(["bash", "-euo", "pipefail", "-c", block.text], folder)
+        own_cache = {"XDG_CACHE_HOME": str(folder / "cache")} if "rlx cache" in block.text else {}
+        run(["bash", "-euo", "pipefail", "-c", block.text], folder, **own_cache)
         return
     commands = [line.partition("#")[0].split() for line in block.text.splitlines() if line.strip()]
     assert all(command[0] == "make" for command in commands), "a block of make commands holds nothing else"
@@ -125,6 +132,7 @@ def test_readme_lists_the_models_that_are_tested() -> None:
     """The table of supported models has a row for each real model, with its package and version."""
     models = json.loads((ROOT / "tools" / "models.json").read_text())
     rows = re.findall(r"^\| [^|]+ \| ([\w-]+ [\d.]+) \| yes \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    models = [model for model in models if model["member"].endswith((".onnx", ".gguf"))]
     assert sorted(rows) == sorted(f"{model['package']} {model['version']}" for model in models)
 
 
@@ -163,6 +171,26 @@ def test_the_design_names_every_part() -> None:
     names = {path.name for path in package.glob("[!_]*.py")} | {path.stem for path in cpu.glob("[!_]*.py")}
     names |= {f"{init.parent.name}/" for folder in (package, cpu) for init in folder.glob("*/__init__.py")}
     assert not [name for name in names if name not in tree]
+
+
+def test_the_reference_is_current() -> None:
+    """docs/reference.md is what the docstrings and the other pages make it, and each public name has an example."""
+    import api_reference
+
+    assert api_reference.PAGE.read_text() == api_reference.page(), "python tools/api_reference.py"
+    assert not api_reference.without_example()
+
+
+def test_every_page_has_a_place() -> None:
+    """Each page is in a list of docs/index.md, by name or pattern, and each name there is a page."""
+    from fnmatch import fnmatch
+
+    index = (ROOT / "docs" / "index.md").read_text()
+    listed = [line for part in re.findall(r"^:::\{toctree\}\n(.*?)^:::", index, re.MULTILINE | re.DOTALL)
+              for line in part.splitlines() if line and not line.startswith(":")]  # fmt: skip
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert not [page for page in pages if not any(fnmatch(page, name) for name in listed)]
+    assert not [name for name in listed if not any(fnmatch(page, name) for page in pages)]
 
 
 def test_numbers_of_formats_are_in_the_docs() -> None:

@@ -27,7 +27,7 @@ COMPILER_PARTS |= {"backends.strings", "backends.timing"}
 # part -> the parts that it may import, besides itself and ANYONE
 ANYONE = {
     "arithmetic", "boundary", "errors", "forks", "lazy_imports", "options", "disk", "records", "tables", "table_writer",
-    "units", "html",
+    "units", "html", "install",
 }  # fmt: skip
 ALLOWED: dict[str, set[str]] = {
     "arithmetic": set(),
@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "table_writer": set(),
     "units": set(),
     "html": set(),
+    "install": set(),
     "ir": set(),
     "ops": {"ir"},
     "passes": {"ir", "ops"},
@@ -111,7 +112,7 @@ def may_import(part: str) -> set[str] | None:
     if part not in ALLOWED:
         return None
     return ALLOWED[part] | (
-        {"arithmetic", "boundary", "errors", "lazy_imports", "records"} if part in BASE_PARTS else ANYONE
+        {"arithmetic", "boundary", "errors", "install", "lazy_imports", "records"} if part in BASE_PARTS else ANYONE
     )
 
 

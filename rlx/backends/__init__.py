@@ -57,6 +57,7 @@ def backend_named(name: str) -> Backend:
 
 def choose_backend(device: str) -> Backend:
     """The backend for the option `device`: the one named, or for "auto" the first that can be used here."""
+    missing = []
     for name in (n for n in BACKENDS if n not in BY_NAME) if device == "auto" else (device,):
         backend = backend_named(name)
         found = backend.available()
@@ -64,7 +65,8 @@ def choose_backend(device: str) -> Backend:
             return backend
         if device != "auto":
             raise DeviceUnavailable(f"device {name!r}: {found.why}")
-    raise DeviceUnavailable("no device can be used here; `rlx devices` says why")
+        missing.append(f"{name}: {found.why}")
+    raise DeviceUnavailable(f"no device can be used here. {'. '.join(missing)}")
 
 
 def check_options(backend: Backend, options: CompileOptions) -> None:

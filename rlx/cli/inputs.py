@@ -10,6 +10,7 @@ import numpy as np
 from rlx.backends.base import spec_of
 from rlx.cli.options import Filled, InputSpec
 from rlx.errors import OptionError, RlxError, ShapeError, no_such
+from rlx.install import install_extra
 from rlx.ir.dtype import DType
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array, Graph
@@ -105,7 +106,7 @@ def read_picture(path: Path, value: Value) -> tuple[Array, str]:
     try:
         from PIL import Image
     except ImportError:
-        raise OptionError(f"--input {path}: pictures are read by Pillow: pip install 'rlx[image]'") from None
+        raise OptionError(f"--input {path}: pictures are read by Pillow: {install_extra('image')}") from None
     axis = next((a for a in (1, 3) if value.rank == 4 and value.shape[a] in (1, 3)), None)
     if axis is None or not (value.dtype.is_float or value.dtype.name == "u8"):
         wanted = "[n, 3, height, width], 1 channel or channels last, of u8 or floats"

@@ -14,6 +14,7 @@ from typing import Literal, NoReturn
 
 from rlx.backends.base import host_memory
 from rlx.errors import OptionError
+from rlx.estimate.resident import address_bytes
 from rlx.options import parse_bytes
 from rlx.records import dataclass
 
@@ -221,12 +222,7 @@ def _address_space() -> tuple[int | None, int | None]:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft == resource.RLIM_INFINITY:
         return None, None
-    import psutil
-
-    try:
-        return soft, int(psutil.Process().memory_info().vms)
-    except (OSError, psutil.Error):
-        return soft, None
+    return soft, address_bytes() or None
 
 
 def _text(path: str) -> str:

@@ -6,7 +6,7 @@
         token = ...  # sampled with Row(mask=form.mask())
         form.accept(token)
 
-The masks are those of `llguidance` (pip install 'rlx[llm]'); the graph applies them (`rlx.models.sampling`).
+The masks are those of `llguidance` (the extra `llm`); the graph applies them (`rlx.models.sampling`).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import DTypeError, ExecutionError, OptionError, ShapeError
+from rlx.install import install_extra
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Size, unify
@@ -119,7 +120,7 @@ class DecodeImage(Produced):
         try:
             from PIL import Image
         except ImportError:
-            raise ExecutionError("decode_image: images are decoded by Pillow: pip install 'rlx[image]'") from None
+            raise ExecutionError(f"decode_image: images are decoded by Pillow: {install_extra('image')}") from None
         mode = "L" if self.pixels == "Grayscale" else "RGB"
         try:
             with warnings.catch_warnings():

@@ -12,6 +12,7 @@ import random
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -77,7 +78,7 @@ def improve(
     """Lowers a known `height` towards `bound` with `budget` visits, all of them for `wanted` if it is lower.
 
     It ends at a height of `enough` bytes or less, be it the least or not. `plain` runs the search in Python, which pays
-    where compiling would take longer than searching.
+    where compiling would take longer than searching, and is done where there is no LLVM.
     """
     search = _Search(problem, budget, plain)
     unit = math.gcd(*problem.sizes)
@@ -124,6 +125,7 @@ class _Search:
             "width": [width * (max(sizes) + 1) + size for width, size in zip(widths, sizes, strict=True)],
             "area": [width * size for width, size in zip(widths, sizes, strict=True)],
         }
+        plain = plain or find_spec("llvmlite") is None
         self.run: Callable[..., int] = run_search if plain else compiled_search()
         self.array: Callable[[Sequence[int]], Any] = list if plain else _int64
         self.zeros: Callable[[int], Any] = _zeros if plain else _int64_zeros

@@ -441,8 +441,8 @@ def test_absent_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", nothing)
     found = backend_named(name).available()
     assert not found.present
-    assert f"rlx[{name}]" in found.remedy
-    with pytest.raises(DeviceUnavailable, match=rf'pip install "rlx\[{name}\]"'):
+    assert f"[{name}]" in found.remedy
+    with pytest.raises(DeviceUnavailable, match=rf"pip install '.*\[{name}\]'"):
         rlx.compile(dynamic_graph(), device=name)
     assert rlx.compile(dynamic_graph(), policy=rlx.DevicePolicy(only=("cpu", name))).device == "cpu"
 

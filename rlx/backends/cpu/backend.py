@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from weakref import WeakKeyDictionary
 
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Rates, host_memory
@@ -12,7 +13,7 @@ from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
 from rlx.backends.cpu.gemm.panels.q8_rows import ROUND
 from rlx.backends.cpu.jit import cpuid
-from rlx.backends.cpu.jit.compile import Compiling, host
+from rlx.backends.cpu.jit.compile import NO_LLVM, Compiling, host
 from rlx.backends.cpu.jit.object_cache import ObjectCache
 from rlx.backends.cpu.jit.probe_amx import floats_by_tiles
 from rlx.backends.cpu.kernels import control
@@ -36,6 +37,7 @@ from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target
 from rlx.backends.granted import cpu_count, run_threads
 from rlx.errors import DeviceUnavailable
+from rlx.install import install_package
 from rlx.ir.dtype import DType
 from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Graph, Node
@@ -89,6 +91,8 @@ class CpuBackend(CodeGenerator):
         return self._target
 
     def available(self) -> Availability:
+        if find_spec("llvmlite") is None:
+            return Availability(False, NO_LLVM, install_package("llvmlite"))
         try:
             target = host()
         except (
@@ -96,7 +100,7 @@ class CpuBackend(CodeGenerator):
             OSError,
             RuntimeError,
             AttributeError,
-        ) as error:  # llvmlite missing or broken: that is what is to be reported
+        ) as error:  # a broken llvmlite: that is what is to be reported
             return Availability(False, f"LLVM can't be used: {error}", "pip install --force-reinstall llvmlite")
         features = {"VNNI": int8_panels.instructions(target).dots, "AMX": target.tiles}
         has = "".join(f", {feature}" for feature, here in features.items() if here)

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from rlx.backends.base import Availability, Rates
 from rlx.backends.library.arrays import Arrays
 from rlx.backends.library.executable import ArrayBackend
+from rlx.install import install_extra
 
 __all__ = ["MlxBackend"]
 
@@ -19,7 +20,7 @@ class MlxBackend(ArrayBackend):
     merges = False
 
     def available(self) -> Availability:
-        remedy = 'pip install "rlx[mlx]"'
+        remedy = install_extra("mlx")
         if find_spec("mlx") is None:
             return Availability(False, "mlx is not installed", remedy)
         try:

@@ -9,6 +9,7 @@ from typing import Any
 from rlx.backends.base import Availability, DeviceMemory, Executable, Rates
 from rlx.backends.library.arrays import Arrays
 from rlx.backends.library.executable import ArrayBackend, ArrayExecutable
+from rlx.install import install_extra
 from rlx.ir.graph import Graph
 from rlx.ir.shape import evaluate
 
@@ -53,7 +54,7 @@ class XlaBackend(ArrayBackend):
         return Rates(flops, moved, run=6e-5, launch=2e-6, compile=0.3)
 
     def available(self) -> Availability:
-        remedy = 'pip install "rlx[xla]"'
+        remedy = install_extra("xla")
         if find_spec("jax") is None:
             return Availability(False, "jax is not installed", remedy)
         try:

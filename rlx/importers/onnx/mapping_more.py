@@ -8,6 +8,7 @@ from typing import Any
 from rlx.errors import ShapeError
 from rlx.importers.onnx.mapping import Mapped, NodeContext, element_dtype, onnx_op
 from rlx.importers.onnx.mapping_window import window_attributes
+from rlx.install import install_extra
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import Size, numel, unify
@@ -378,7 +379,7 @@ def _rotary(ctx: NodeContext) -> Mapped:
 def _image_decoder(ctx: NodeContext) -> Mapped:
     """The pixels as they lie in the file, in the shape that their own sizes give."""
     if find_spec("PIL") is None:
-        ctx.fail("images are decoded by Pillow, which is missing: pip install 'rlx[image]'")
+        ctx.fail(f"images are decoded by Pillow, which is missing: {install_extra('image')}")
     pixels = ctx.text("pixel_format", "RGB")
     flat, size = ctx.add_all(DecodeImage(ctx.fresh("count", 0, None), pixels), ctx.value())
     height, width = ctx.sizes_of(size, "the size of the image")

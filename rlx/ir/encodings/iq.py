@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import DTypeError, ModelFormatError
+from rlx.install import install_package
 from rlx.ir.encoding import Array, Encoding
 from rlx.ir.encodings.bits import Byte
 from rlx.ir.encodings.registry import register_encoding
@@ -30,7 +31,9 @@ class _Tabled(Encoding):
             from gguf import GGMLQuantizationType
             from gguf.quants import dequantize
         except ImportError:
-            raise ModelFormatError(f"encoding {self.name} is decoded by the package gguf: pip install gguf") from None
+            raise ModelFormatError(
+                f"encoding {self.name} is decoded by the package gguf: {install_package('gguf')}"
+            ) from None
         return np.asarray(dequantize(blocks, GGMLQuantizationType[self.name.upper()]))
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:

@@ -18,6 +18,7 @@ from typing import Any
 
 from rlx.errors import DeviceUnavailable, ModelFormatError, OptionError
 from rlx.forks import restart_in_child
+from rlx.install import install_extra
 from rlx.models.chat import child
 
 __all__ = ["render"]
@@ -36,7 +37,7 @@ class _Renderer:
         folders = {str(Path(found.origin).parents[1]) for found in map(find_spec, ("jinja2", "markupsafe")) if
                    found is not None and found.origin is not None}  # fmt: skip
         if not folders or not sys.executable:
-            raise DeviceUnavailable("a chat template needs the library jinja2: pip install 'rlx[llm]'")
+            raise DeviceUnavailable(f"a chat template needs the library jinja2: {install_extra('llm')}")
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", child.__file__, *folders], cwd="/",
             env={name: os.environ[name] for name in PASSED_ON if name in os.environ},

@@ -4,7 +4,7 @@
     ids = tokenizer.encode("Hello")
     text = tokenizer.decode(ids)
 
-Needs the library `tokenizers`: pip install 'rlx[llm]'.
+Needs the library `tokenizers`, of the extra `llm`.
 """
 
 from __future__ import annotations

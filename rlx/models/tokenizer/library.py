@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from rlx.errors import DeviceUnavailable, ModelFormatError, RlxError
+from rlx.install import install_extra
 
 __all__ = ["needed", "tokenizers", "translated"]
 
@@ -17,7 +18,7 @@ def needed(module: str, use: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise DeviceUnavailable(f"{use} needs the library {module}: pip install 'rlx[llm]' ({error})") from None
+        raise DeviceUnavailable(f"{use} needs the library {module}: {install_extra('llm')} ({error})") from None
 
 
 def tokenizers() -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,7 +30,8 @@ from rlx.backends.cpu.jit.object_cache import ObjectCache
 from rlx.backends.cpu.target import Target
 from rlx.backends.granted import cpu_count
 from rlx.disk import content_key
-from rlx.errors import CompileError
+from rlx.errors import CompileError, DeviceUnavailable
+from rlx.install import install_package
 
 __all__ = [
     "Compiling",
@@ -43,6 +44,7 @@ __all__ = [
 BUNDLE = 16  # kernels a module, at most: emitting a module costs some 2 ms however small it is
 TEXT = 64 << 10  # characters of IR from which a module is large enough: some 0.1 s of compiling
 THREADS = 4  # that compile, at most: each takes some 30 MB
+NO_LLVM = "llvmlite, which makes code, is not installed; without it only saved models run"
 REFERENCE = b"@"  # starts a cache entry that names the bundle holding the kernel, and the kernel's symbol in it
 
 Item = tuple[str, str, bool]  # name, IR, optimize
@@ -51,7 +53,9 @@ Item = tuple[str, str, bool]  # name, IR, optimize
 @functools.cache
 @undivided
 def llvm() -> ModuleType:
-    """llvmlite's binding module, imported and initialised at the first use."""
+    """llvmlite's binding module, imported and initialised at the first use. Raises `DeviceUnavailable` without it."""
+    if find_spec("llvmlite") is None:
+        raise DeviceUnavailable(f"device 'cpu': {NO_LLVM}. {install_package('llvmlite')}")
     import llvmlite.binding as binding
 
     binding.initialize_native_target()
@@ -92,9 +96,9 @@ def target_machine(*, jit: bool = False) -> Any:
 @functools.cache
 def compiler_identity() -> str:
     """The machine and the version of LLVM, which is not imported for this."""
-    found = importlib.util.find_spec("llvmlite")
+    found = find_spec("llvmlite")
     if found is None or found.origin is None:
-        raise ImportError("llvmlite is not installed")
+        raise DeviceUnavailable(f"device 'cpu': {NO_LLVM}. {install_package('llvmlite')}")
     return f"{cpuid.identity()}\n{Path(found.origin).with_name('_version.py').read_text()}"
 
 

@@ -1,0 +1,53 @@
+"""Commands that install what is missing: they name a checkout or packages of others, which are there already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["install_extra", "install_package"]
+
+CHECKOUT = Path(__file__).parents[1]  # where this rlx lies, if it is a checkout
+NAMES = ("rlx", "rlx-runtime")  # the distributions that this package may come from
+
+
+def install_extra(name: str) -> str:
+    """The command that installs an extra, such as "llm": of the checkout, or the packages that it stands for."""
+    import re
+    from shlex import quote
+
+    if (CHECKOUT / "pyproject.toml").is_file():
+        return f"pip install {quote(f'{CHECKOUT}[{name}]')}"
+    wanted = [line for line in _requirements() if re.search(rf"\bextra == ['\"]{name}['\"]", line)]
+    if not wanted:  # of rlx-runtime
+        return f"install rlx with its extra {name!r} in the place of rlx-runtime"
+    return f"pip install {' '.join(map(_argument, wanted))}"
+
+
+def install_package(name: str) -> str:
+    """The command that installs one of the packages that rlx can use, in a version that it takes."""
+    import re
+
+    lines = [line for line in _requirements() if re.match(rf"{name}\b(?!-)", line)]
+    return f"pip install {_argument(min(lines, key=len)) if lines else name}"
+
+
+def _requirements() -> list[str]:
+    """The lines `name<2,>=1; marker` of the installed distribution; none where rlx is only on the path."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    for name in NAMES:
+        try:
+            return requires(name) or []
+        except PackageNotFoundError:
+            pass
+    return []
+
+
+def _argument(line: str) -> str:
+    """A line as an argument of pip: the same without the condition that it belongs to an extra."""
+    from shlex import quote
+
+    what, _, marker = line.partition(";")
+    parts = [part.strip(" ()") for part in marker.split(" and ")]
+    kept = " and ".join(part for part in parts if part and not part.startswith("extra"))
+    return quote(f"{what.strip()}; {kept}" if kept else what.strip())
