@@ -56,7 +56,9 @@ def write_safetensors(path: Path, arrays: dict[str, Any], code: str) -> None:
 VOCABULARY = ["<unk>", "<s>", "</s>", "\u2581", *map(chr, range(33, 125))]  # 96 tokens, of single characters
 
 
-def write_gguf(path: Path, config: dict[str, Any], shapes: dict[str, list[int]], kind: str = "F32") -> Path:
+def write_gguf(
+    path: Path, config: dict[str, Any], shapes: dict[str, list[int]], kind: str = "F32", template: str = ""
+) -> Path:
     """The same model as llama.cpp's converter writes it; matrices are stored as `kind`, such as Q8_0."""
     import gguf
 
@@ -71,6 +73,8 @@ def write_gguf(path: Path, config: dict[str, Any], shapes: dict[str, list[int]],
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(True)
+    if template:
+        writer.add_chat_template(template)
     number = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
     names = gguf.get_tensor_name_map(number, layers)
     for name, shape in sorted(shapes.items()):

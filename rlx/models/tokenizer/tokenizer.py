@@ -12,6 +12,7 @@ from typing import Any
 from rlx.errors import ModelFormatError, OptionError
 from rlx.models.chat import render, tool_format
 from rlx.models.chat.guard import Guard
+from rlx.models.chat.prompt import Answer, Prompt
 from rlx.models.tokenizer.library import tokenizers, translated
 from rlx.models.tokenizer.pieces import Decoder, Pieces
 from rlx.records import dataclass, field
@@ -177,12 +178,29 @@ class Tokenizer:
 
         Special tokens are those that the template writes: what looks like one in messages and tools stays text.
         """
+        return list(self.prompt(messages, tools, **options).ids)
+
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        after: Answer | None = None,
+        **options: Any,
+    ) -> Prompt:
+        """What `encode_chat` gives, with the template's text; where it goes on from `after`, its tokens are kept.
+
+        It does where the template writes the earlier prompt and the answer as they were: for one that leaves thoughts
+        out, or trims what was said, all tokens are made anew.
+        """
         guard = Guard(self._spelt, (messages, tools))
         text = self.chat(guard.marked(messages), guard.marked(tools), **options)
-        ids: list[int] = []
-        for part, written in guard.parts(text):
+        rest, ids = text, list[int]()
+        if after is not None and text.startswith(known := after.prompt.text + guard.marked(after.text)):
+            rest, ids = text[len(known) :], [*after.prompt.ids, *after.ids]
+        for part, written in guard.parts(rest):
             ids += self.encode(part, special=not written)
-        return self._begun(ids)
+        return Prompt(text, tuple(self._begun(ids)))
 
     def _template(self, name: str | None, tools: bool) -> tuple[str, str]:
         """Name and text of the template that is meant."""
