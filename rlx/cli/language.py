@@ -14,7 +14,7 @@ from rlx.llm.loading import KV_DTYPES, load_llm
 from rlx.llm.model import LanguageModel
 from rlx.options import PRECISIONS
 
-__all__ = ["drawn_options", "loaded", "loading_options", "of_draws"]
+__all__ = ["drawn_options", "loaded", "loading_options", "of_draws", "running_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,19 +42,20 @@ def drawn_options(command: F) -> F:
 
 
 def loading_options(command: F) -> F:
-    """--context, --kv-dtype, --precision, --device, --threads and --budget."""
+    """--context, --kv-dtype, and those of `running_options`."""
+    context = click.option(
+        "--context", type=click.IntRange(min=1), help="Tokens of context. Default: the model's, 4096 at most."
+    )
+    kind = click.option(
+        "--kv-dtype", type=click.Choice(KV_DTYPES), default="f32", show_default=True, help="Of what the cache is made."
+    )
+    return context(kind(running_options(command)))
+
+
+def running_options(command: F) -> F:
+    """--precision, --device, --threads and --budget."""
     for decorate in reversed(
         (
-            click.option(
-                "--context", type=click.IntRange(min=1), help="Tokens of context. Default: the model's, 4096 at most."
-            ),
-            click.option(
-                "--kv-dtype",
-                type=click.Choice(KV_DTYPES),
-                default="f32",
-                show_default=True,
-                help="What the cache is stored in.",
-            ),
             click.option(
                 "--precision",
                 type=click.Choice(list(PRECISIONS)),

@@ -97,12 +97,12 @@ class Tokenizer:
         """The tokens that are no text."""
         return self._pieces.special
 
-    def encode(self, text: str, special: bool = False, *, ends: bool = False) -> list[int]:
+    def encode(self, text: str, special: bool = False, *, ends: bool = False, most: int | None = None) -> list[int]:
         """The tokens of a text.
 
         `special`: text that looks like a special token is one (for texts that a chat template made, not for what users
         wrote). `ends`: with what the model expects around a text, such as BOS, EOS, CLS and SEP; BOS is not put before
-        a text that begins with it. Raises `OptionError`.
+        a text that begins with it. `most`: the text is cut so that there are at most so many. Raises `OptionError`.
         """
         if not isinstance(text, str):
             raise OptionError(f"encode: expected a str, got {type(text).__name__}")
@@ -113,7 +113,11 @@ class Tokenizer:
         ids = self._encode(self._special if special else self._plain, text)
         if not special and not self._kept_out.isdisjoint(ids):
             ids = self._apart(text)
-        return self._framed(ids) if ends else ids
+        whole = self._framed(ids) if ends else ids
+        if most is None or len(whole) <= most:
+            return whole
+        last = list(self._ends.suffix) if ends else []
+        return (whole[: max(most - len(last), 0)] + last)[:most]
 
     def decode(self, ids: Iterable[int], *, special: bool | Collection[int] = False, continued: bool = False) -> str:
         """The text of tokens; bytes that are no UTF-8 become U+FFFD.
