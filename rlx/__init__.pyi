@@ -19,6 +19,7 @@ from rlx.estimate.api import estimate as estimate
 from rlx.ir.graph import Graph as Graph
 from rlx.ir.shape import Dim as Dim
 from rlx.ir.value import TensorType as TensorType
+from rlx.llm.embedder import load_embedder as load_embedder
 from rlx.llm.loading import load_llm as load_llm
 from rlx.ops.base import Op as Op
 from rlx.ops.base import register as register
@@ -103,6 +104,7 @@ __all__ = [
     "jvp",
     "load",
     "load_artifact",
+    "load_embedder",
     "load_llm",
     "lora",
     "moe",

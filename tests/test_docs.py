@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 from small_decoders import write_gguf
+from small_encoders import write_gguf as write_encoder
 
 ROOT = Path(__file__).parents[1]
+EMBEDS = json.loads((ROOT / "tests" / "encoders" / "configs.json").read_text())["bert"]
 SMALL = json.loads((ROOT / "tests" / "decoders" / "configs.json").read_text())["llama"]
 LANGUAGES = {"sh", "python", "text", "json", ""}
 NOT_RUN = {"docs/design.md"}  # the contract: it also shows API that is not there yet
@@ -72,8 +74,9 @@ SH_BLOCKS = [
 def folder(tmp_path: Path) -> Path:
     """A folder that looks like the checkout to the examples: it has rlx/demo's files, and nothing to spoil.
 
-    And model.gguf, a small language model.
+    And model.gguf, a small language model, and embedder.gguf, which embeds texts.
     """
+    write_encoder(tmp_path / "embedder.gguf", EMBEDS["config"], EMBEDS["shapes"])
     write_gguf(tmp_path / "model.gguf", SMALL["config"], SMALL["shapes"])
     shutil.copytree(
         ROOT / "rlx" / "demo", tmp_path / "rlx" / "demo", ignore=shutil.ignore_patterns("*.py", "__pycache__")

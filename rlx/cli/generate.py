@@ -8,17 +8,13 @@ from typing import Any
 
 import click
 
-from rlx.backends import BACKENDS
-from rlx.cli.options import budget_option, json_option, model_argument
-from rlx.cli.show import print_json, working
+from rlx.cli.language import drawn_options, loaded, loading_options, of_draws
+from rlx.cli.options import json_option, model_argument
+from rlx.cli.show import print_json, visible
 from rlx.llm.generation import Generation
-from rlx.llm.loading import KV_DTYPES, load_llm
 from rlx.llm.model import LanguageModel
-from rlx.options import PRECISIONS
 
 __all__ = ["generate"]
-
-DRAWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 
 
 @click.command(help="Print what the language model MODEL writes after PROMPT. A PROMPT of - is read from stdin.")
@@ -26,28 +22,10 @@ DRAWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 @click.argument("prompt")
 @click.option("--max-tokens", "-n", type=click.IntRange(min=1), default=128, show_default=True, help="At most so many.")
 @click.option("--stop", multiple=True, help="End before this text; may be repeated.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="Of draws. Default: 0, the likeliest token.")
-@click.option("--top-k", type=click.IntRange(min=0), help="With --temperature: draw of the likeliest so many tokens.")
-@click.option("--top-p", type=click.FloatRange(0, 1), help="With --temperature: of the fewest that have this share.")
-@click.option("--min-p", type=click.FloatRange(0, 1), help="With --temperature: of those with this part of the best.")
-@click.option("--repetition-penalty", type=click.FloatRange(min=1e-6), help="Divides logits of the last 64 tokens.")
-@click.option("--seed", type=click.IntRange(min=0), help="Of draws: equal seeds give equal texts. Default: chance.")
+@drawn_options
 @click.option("--chat", is_flag=True, help="PROMPT is what a user says, in the model's chat template.")
 @click.option("--system", help="With --chat: what the model is told first.")
-@click.option("--context", type=click.IntRange(min=1), help="Tokens of context. Default: the model's, 4096 at most.")
-@click.option(
-    "--kv-dtype", type=click.Choice(KV_DTYPES), default="f32", show_default=True, help="What the cache is stored in."
-)
-@click.option(
-    "--precision",
-    type=click.Choice(list(PRECISIONS)),
-    default="f32",
-    show_default=True,
-    help="q8: activations are rounded to 8 bits before they are multiplied with weights of 8 bits or fewer; faster.",
-)
-@click.option("--device", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True)
-@click.option("--threads", type=click.IntRange(min=1), help="Default: all that the machine grants.")
-@budget_option(". Default: what is free.")
+@loading_options
 @json_option
 def generate(
     model: Path,
@@ -62,10 +40,8 @@ def generate(
     if system is not None and not chat:
         raise click.UsageError("--system goes with --chat")
     text = sys.stdin.read() if prompt == "-" else prompt
-    given = {name: value for name, value in options.items() if value is not None}
-    drawn = {name: given.pop(name) for name in DRAWN if name in given}
-    with working(f"loading {model.name}"):
-        llm = load_llm(model, **given)
+    drawn = of_draws(options)
+    llm = loaded(model, options)
     if chat:
         first = [] if system is None else [{"role": "system", "content": system}]
         made = llm.chat([*first, {"role": "user", "content": text}], max_tokens, stop=stop, **drawn)
@@ -75,7 +51,7 @@ def generate(
         print_json(described(llm, "".join(made), made))
         return
     for piece in made:
-        click.echo(piece, nl=False)
+        click.echo(visible(piece), nl=False)
     click.echo()
     click.echo(str(made.stats), err=True)
     if not chat and "default" in llm.tokenizer.chat_templates:

@@ -19,7 +19,8 @@ __all__ = ["cli", "main"]
 COMMANDS = {
     "demo": "demo", "run": "run", "bench": "bench", "estimate": "estimate", "plan": "explain", "explain": "explain",
     "verify": "verify", "profile": "profile", "report": "profile", "devices": "devices", "calibrate": "calibrate",
-    "cache": "cache", "generate": "generate",
+    "cache": "cache", "generate": "generate", "chat": "chat",
+    "embed": "embed",
 }  # name -> the module of rlx.cli that has it, imported when it is called: `estimate` needs no compiler  # fmt: skip
 
 ELSEWHERE = {

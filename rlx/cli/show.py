@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
@@ -30,6 +31,7 @@ __all__ = [
     "progress",
     "residual_lines",
     "table",
+    "visible",
     "working",
 ]
 
@@ -78,6 +80,13 @@ def print_json(value: Any) -> None:
 def on_terminal(stream: TextIO | None) -> bool:
     """Whether a stream is a terminal; a closed one is None."""
     return stream is not None and stream.isatty()
+
+
+def visible(text: str) -> str:
+    """A model's text for stdout: a terminal gets no control characters, which could do anything to it."""
+    if not on_terminal(sys.stdout):
+        return text
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from rlx.errors import BusyError
 from rlx.llm.choosing import Chooser
 from rlx.llm.stats import Stats
 from rlx.llm.stopping import Stopper
+from rlx.models.chat.prompt import Answer, Prompt
 
 if TYPE_CHECKING:
     from rlx.llm.model import LanguageModel
@@ -22,7 +23,7 @@ class Generation(Iterator[str]):
 
     `ids` are the new tokens so far, `finish_reason` is None until it has ended: then "stop" (by an end token or a stop
     string, or the form of the answer is complete), "length" (of `max_tokens`, or the context is full) or "cancelled".
-    `stats` are those so far; `seed` is that of the draws.
+    `text` and `stats` are those so far; `seed` is that of the draws.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Generation(Iterator[str]):
         self._stopper, self._ends = stopper, ends
         self._decoder = llm.text_decoder()
         self.seed = choose.sampling.seed
+        self._said: list[str] = []
         self._begun = perf_counter()
 
     def __repr__(self) -> str:
@@ -52,8 +54,20 @@ class Generation(Iterator[str]):
             with self._llm.alone():
                 piece = self._step() if self.finish_reason is None else ""  # another thread may have ended it
             if piece:
+                self._said.append(piece)
                 return piece
         raise StopIteration
+
+    @property
+    def text(self) -> str:
+        """The pieces so far, joined."""
+        return "".join(self._said)
+
+    def said(self, prompt: Prompt) -> Answer | None:
+        """It as the answer to a prompt; None where its text is not that of its tokens (a stop string cut it short)."""
+        ids = self.ids[:-1] if self.ids and self.ids[-1] in self._ends else self.ids
+        whole = self._llm.text_decoder().decode(ids) == self.text
+        return Answer(prompt, self.text, tuple(ids)) if whole else None
 
     def cancel(self) -> None:
         """Ends it before the next token."""

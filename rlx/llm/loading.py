@@ -14,6 +14,8 @@ from rlx.disk import path_of
 from rlx.errors import CompileError, MemoryDeficit, ModelFormatError, OptionError
 from rlx.llm.model import LanguageModel
 from rlx.models.decoder import CONTEXT, KV_DTYPES
+from rlx.models.families import family_of
+from rlx.models.source import open_source
 from rlx.records import replace
 from rlx.runtime.session import LoadKeywords, Session, kind_of
 
@@ -53,6 +55,9 @@ def load_llm(
         model = Session().load(path, **options)
     except MemoryDeficit as error:
         raise _with_largest(error, path, context, kv_dtype) from None
+    except OptionError:
+        family_of(open_source(path))  # raises where it is no decoder, which has other options
+        raise
     return LanguageModel(model, Path(path_of(path, "load_llm")))
 
 

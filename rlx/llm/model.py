@@ -28,6 +28,7 @@ from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 
 if TYPE_CHECKING:
+    from rlx.models.chat.prompt import Answer, Prompt
     from rlx.models.constraint import Constraints
     from rlx.models.tokenizer import Tokenizer
 
@@ -70,6 +71,7 @@ class LanguageModel:
         self.sampler = sampler_of(self.vocab)
         self._neutral: dict[int, dict[str, Array]] = {}  # inputs of the sampler where nothing is drawn, by rows
         self._lock = threading.Lock()
+        self._talk: tuple[Prompt, Generation] | None = None  # the last chat
         self.filled: list[int] = []  # the tokens whose keys and values the cache holds
 
     def __repr__(self) -> str:
@@ -122,7 +124,8 @@ class LanguageModel:
     ) -> Generation:
         """The answer to a conversation, a list of {"role": ..., "content": ...}, by the model's own chat template.
 
-        Options are those of `generate`. The cache is that of the last call where a conversation goes on.
+        Options are those of `generate`. A conversation that goes on from the last answer computes what is new only:
+        the answer's tokens are kept as the model chose them.
         """
         if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
             raise OptionError(f"chat: expected a list of messages, such as {MESSAGES}; got {type(messages).__name__}")
@@ -133,7 +136,14 @@ class LanguageModel:
                 raise OptionError(f"chat: expected messages such as {MESSAGES}; one is {message!r:.80}")
             if "content" not in message and not message.get("tool_calls"):
                 raise OptionError(f"chat: this message has no 'content': {message!r:.80}; expected {MESSAGES}")
-        return self._generation(self._ids(self.tokenizer.encode_chat(messages)), max_tokens, options)
+        prompt = self.tokenizer.prompt(messages, after=self._answer())
+        made = self._generation(self._ids(prompt.ids), max_tokens, options)
+        self._talk = prompt, made
+        return made
+
+    def _answer(self) -> Answer | None:
+        """What was said in the last chat, if it is known as tokens."""
+        return None if self._talk is None else self._talk[1].said(self._talk[0])
 
     def _generation(self, ids: list[int], max_tokens: int | None, options: Mapping[str, Any]) -> Generation:
         chosen = options_of(options)

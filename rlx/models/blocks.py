@@ -1,40 +1,33 @@
-"""What decoders are made of, as parts of a graph: weights by name, norms, rotary attention over a cache, MLPs."""
+"""What language models are made of, as parts of a graph: weights by name, norms, heads, rotary positions."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ModelFormatError, OptionError
+from rlx.errors import ModelFormatError
 from rlx.ir.dtype import DTYPES
-from rlx.ir.encodings import ENCODINGS
 from rlx.ir.graph import Graph, Value
-from rlx.ir.shape import Dim
+from rlx.ir.shape import Size
 from rlx.models.config import Config
 from rlx.models.rope import Rope
 from rlx.models.source import Source
 from rlx.ops.layout import Iota, SizeOf
-from rlx.records import dataclass
 
-__all__ = ["Blocks", "Names", "Room"]
+__all__ = ["PREFIXES", "Blocks", "Described", "Names"]
 
-Names = Mapping[str, tuple[str, str]]  # our name of a tensor: its name in GGUF and in safetensors, {} for the layer
+# our name of a tensor: its name in GGUF and in safetensors (or several, with | between), {} for the layer
+Names = Mapping[str, tuple[str, str]]
 
 F32, I64 = DTYPES["f32"], DTYPES["i64"]
-PREFIXES = ("", "model.", "transformer.", "language_model.model.", "model.language_model.", "language_model.")
-
-
-@dataclass(frozen=True)
-class Room:
-    """Sequences, positions of the cache of each, tokens of each in a run, and the type or block format of the cache."""
-
-    batch: int
-    capacity: int
-    tokens: Dim
-    kv_dtype: str = "f32"
+PREFIXES = (
+    "", "model.", "transformer.", "language_model.model.", "model.language_model.", "language_model.",
+    "bert.", "roberta.", "nomic_bert.",
+)  # fmt: skip
 
 
 class Described(Protocol):
@@ -46,30 +39,29 @@ class Described(Protocol):
     def interleaved(self) -> bool: ...
 
 
-class Blocks:
-    """The graph of a decoder while it is built.
+class Blocks(ABC):
+    """The graph of a language model while it is built.
 
-    A step takes `tokens` tokens of each of `batch` sequences; x is [batch, tokens, hidden] in f32. What the files hold
-    in blocks or in 16 bits stays so in params, which have the names of the file. The states are `length` [batch], the
-    positions that are filled, and for each layer cache.k and cache.v [batch, kv_heads, capacity, head_dim].
+    A run takes `tokens` tokens of each of `batch` sequences; x is [batch, tokens, hidden] in f32. What the files hold
+    in blocks or in 16 bits stays so in params, which have the names of the file.
     """
 
-    def __init__(self, source: Source, family: Described, config: Config, room: Room) -> None:
-        self.source, self.config, self.room = source, config, room
+    positions: Value  # of each token of each sequence, [batch, tokens]
+
+    def __init__(self, source: Source, family: Described, config: Config, batch: Size, tokens: Size) -> None:
+        self.source, self.config, self.batch, self.tokens = source, config, batch, tokens
         self.names, self.interleaved = family.names, family.interleaved and source.gguf
         self.graph = Graph(source.architecture)
         self.used: set[str] = set()
         self._params: dict[str, Value] = {}
         self._turns: dict[Rope, tuple[Value, Value]] = {}
-        self.length = self.graph.state("length", (room.batch,), "i64")
-        # of each token of each sequence, [batch, tokens]; and how many there are with this step's
-        self.positions = ops.reshape(self.length, (room.batch, 1)) + self._iota(room.tokens)
-        self.count = self.length + self._size(room.tokens)
 
-    def _iota(self, size: Any) -> Value:
+    def iota(self, size: Size) -> Value:
+        """0, 1, ... (i64)."""
         return self.graph.add(Iota(size))[0]
 
-    def _size(self, size: Any) -> Value:
+    def size_of(self, size: Size) -> Value:
+        """The extent of a size in a run (i64)."""
         return self.graph.add(SizeOf(size))[0]
 
     # ---- weights
@@ -85,9 +77,9 @@ class Blocks:
         known = self.names.get(stem)
         if known is None:
             return ""
-        own = known[0 if self.source.gguf else 1].replace("{}", str(layer)) + part
+        owns = [name.replace("{}", str(layer)) + part for name in known[0 if self.source.gguf else 1].split("|")]
         prefixes = PREFIXES[:1] if self.source.gguf else PREFIXES
-        return next((p + own for p in prefixes if p + own in self.source.tensors), "")
+        return next((p + own for own in owns for p in prefixes if p + own in self.source.tensors), "")
 
     def has(self, name: str, layer: int | None = None) -> bool:
         """Whether the file has a tensor, such as "attn_q.bias"."""
@@ -98,12 +90,18 @@ class Blocks:
         found = self._file_name(name, layer)
         if not found:
             stem, _, part = name.rpartition(".")
-            wanted = self.names[stem][0 if self.source.gguf else 1].replace("{}", str(layer))
+            wanted = self.names[stem][0 if self.source.gguf else 1].split("|")[0].replace("{}", str(layer))
             raise ModelFormatError(f"{self.source.path}: the tensor {wanted + '.' + part!r} is missing")
         if found not in self._params:
             self._params[found] = self._declared(found, shape)
         self.used.add(found)
         return self._params[found]
+
+    def rows_of(self, name: str) -> int:
+        """The first size of a tensor that is there."""
+        size = self.source.tensors[self._file_name(name, None)].type.shape[0]
+        assert isinstance(size, int)
+        return size
 
     def _declared(self, name: str, shape: tuple[int, ...]) -> Value:
         stored = self.source.tensors[name]
@@ -158,15 +156,24 @@ class Blocks:
         return _value(ops.rms_norm(x, w + offset if offset else w, epsilon=self.config.epsilon))
 
     def layer_norm(self, x: Value, name: str, layer: int | None) -> Value:
-        """(x - mean) / deviation * w + b over the last axis."""
-        size = (_last(x),)
-        w, b = (self.wide(self.param(f"{name}.{part}", layer, size)) for part in ("weight", "bias"))
-        return _value(ops.layer_norm(x, w, b, epsilon=self.config.epsilon))
+        """(x - mean) / deviation * w + b over the last axis; b where the file has one."""
+        parts = [part for part in ("weight", "bias") if part == "weight" or self.has(f"{name}.bias", layer)]
+        found = [self.wide(self.param(f"{name}.{part}", layer, (_last(x),))) for part in parts]
+        return _value(ops.layer_norm(x, *found, epsilon=self.config.epsilon))
 
     def heads(self, x: Value, count: int) -> Value:
         """[batch, tokens, count * head_dim] -> [batch, count, tokens, head_dim]."""
-        split = ops.reshape(x, (self.room.batch, self.room.tokens, count, self.config.head_dim))
+        split = ops.reshape(x, (self.batch, self.tokens, count, self.config.head_dim))
         return _value(ops.transpose(split, (0, 2, 1, 3)))
+
+    def fused_heads(self, x: Value, layer: int) -> tuple[Value, Value, Value]:
+        """Queries, keys and values of one matrix, "attn_qkv", as heads."""
+        c = self.config
+        counts = (c.heads, c.kv_heads, c.kv_heads)
+        sizes = tuple(n * c.head_dim for n in counts)
+        parts = self.parts(self.linear(x, "attn_qkv", layer, sum(sizes)), sizes)
+        q, k, v = (self.heads(part, n) for part, n in zip(parts, counts, strict=True))
+        return q, k, v
 
     def rotate(self, x: Value, rope: Rope | None) -> Value:
         """Heads turned by their positions."""
@@ -174,7 +181,7 @@ class Blocks:
             return x
         if rope not in self._turns:
             angles = ops.cast(self.positions, to=F32)
-            angles = ops.reshape(angles, (self.room.batch, self.room.tokens, 1)) * self.graph.constant(
+            angles = ops.reshape(angles, (self.batch, self.tokens, 1)) * self.graph.constant(
                 np.asarray(rope.frequencies, np.float32)
             )
             cos, sin = ops.cos(angles), ops.sin(angles)
@@ -184,34 +191,14 @@ class Blocks:
         dim = 0 if rope.dim == self.config.head_dim else rope.dim
         return _value(ops.rotary_embedding(x, *self._turns[rope], interleaved=self.interleaved, dim=dim))
 
+    @abstractmethod
     def attention(self, q: Value, k: Value, v: Value, layer: int) -> Value:
-        """Causal attention over the layer's cache, to which k and v are added: [batch, tokens, heads * head_dim]."""
-        c = self.config
-        k, v = self._cached("cache.k", k, layer), self._cached("cache.v", v, layer)
-        more = [self.constant(c.attention_cap)] if c.attention_cap else []
-        steps = ("softcap",) * len(more)
-        window = c.windows[layer]
-        y = ops.attention(
-            q, k, v, *more, self.count, scale=c.scale, causal=True, counted=True, steps=steps,
-            window=None if window is None or window >= self.room.capacity else window,
-        )  # fmt: skip
-        return _value(
-            ops.reshape(ops.transpose(y, (0, 2, 1, 3)), (self.room.batch, self.room.tokens, c.heads * c.head_dim))
-        )
+        """Attention of heads to those of a layer: [batch, tokens, heads * head_dim]."""
 
-    def _cached(self, name: str, rows: Value, layer: int) -> Value:
-        c = self.config
-        kind, shape = self.room.kv_dtype, (self.room.batch, c.kv_heads, self.room.capacity, c.head_dim)
-        if kind in ENCODINGS:
-            if c.head_dim % ENCODINGS[kind].block:
-                raise OptionError(f"kv_dtype={kind!r}: heads of {c.head_dim} elements are not whole blocks; use f16")
-            state, rows = self.graph.state(f"{name}.{layer}", shape, encoding=kind), ops.encode(rows, encoding=kind)
-        else:
-            state = self.graph.state(f"{name}.{layer}", shape, kind)
-            rows = rows if kind == "f32" else ops.cast(rows, to=kind)
-        new: Value = ops.dynamic_update_slice(state, rows, self.length, axis=2)
-        self.graph.update(state, new)
-        return new
+    def joined(self, y: Value) -> Value:
+        """[batch, heads, tokens, head_dim] -> [batch, tokens, heads * head_dim]."""
+        width = self.config.heads * self.config.head_dim
+        return _value(ops.reshape(ops.transpose(y, (0, 2, 1, 3)), (self.batch, self.tokens, width)))
 
 
 def _last(x: Value) -> int:

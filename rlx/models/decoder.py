@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from rlx import ops
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim, Size
-from rlx.models.blocks import Blocks, Room
+from rlx.models.blocks import PREFIXES, Blocks
+from rlx.models.cached import CachedBlocks, Room
 from rlx.models.config import Config, read_config
 from rlx.models.families import family_of
 from rlx.models.families.base import Family
@@ -19,7 +18,7 @@ from rlx.models.sampling import Sampler
 from rlx.models.source import Source, open_source
 from rlx.records import dataclass
 
-__all__ = ["Decoder", "build_decoder", "load", "sampler_of"]
+__all__ = ["Decoder", "build_decoder", "check_used", "sampler_of", "vocab_of"]
 
 CONTEXT, PREFILL = 4096, 512  # tokens of the cache, and of a run, where nothing else is asked for
 KV_DTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
@@ -44,29 +43,8 @@ class Decoder:
     source: Source
 
 
-def load(
-    path: str | os.PathLike[str],
-    *,
-    dims: Mapping[str, Any] | None = None,
-    values: Mapping[str, Any] | None = None,
-    admit: Callable[[str, int], None] = lambda model, nbytes: None,
-) -> Graph:
-    """The graph of a decoder, as `rlx.load` asks for it: `dims` are the keywords of `build_decoder`.
-
-    Raises `ModelFormatError`, and `OptionError` for other dims and for values.
-    """
-    if values:
-        raise OptionError(f"{path}: values= is for ONNX files: no input of a language model decides ranks")
-    given = dict(dims or {})
-    known = ("context", "batch", "prefill", "kv_dtype", "sampling")
-    for name in given:
-        if name not in known:
-            raise OptionError(f"dims: a language model has no {name!r}; it has {', '.join(known)}")
-    return build_decoder(path, **given).graph
-
-
 def build_decoder(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Source,
     *,
     context: int | None = None,
     batch: int = 1,
@@ -81,7 +59,7 @@ def build_decoder(
     with the inputs of `sampler_of`, and the outputs `sampled` [rows] (i32) and `logprob` [rows]. Raises
     `ModelFormatError` and `OptionError`.
     """
-    source = open_source(path)
+    source = path if isinstance(path, Source) else open_source(path)
     family = family_of(source)
     sizes = {"batch": batch, "prefill": prefill, **({} if context is None else {"context": context})}
     for name, value in sizes.items():
@@ -89,13 +67,15 @@ def build_decoder(
             raise OptionError(f"{name}={value!r}: expected a number >= 1")
     if kv_dtype not in KV_DTYPES:
         raise OptionError(f"kv_dtype={kv_dtype!r}: expected {', '.join(KV_DTYPES)}")
-    config = read_config(source, _vocab(source, family.names["token_embd"]), every=family.every, epsilon=family.epsilon)
+    config = read_config(
+        source, vocab_of(source, family.names["token_embd"]), every=family.every, epsilon=family.epsilon
+    )
     capacity = min(config.context, CONTEXT) if context is None else context
     config = family.configure(config, source, capacity)
     tokens = Dim("tokens", 1, min(prefill, capacity))
-    b = Blocks(source, family, config, Room(batch, capacity, tokens, kv_dtype))
+    b = CachedBlocks(source, family, config, Room(batch, capacity, tokens, kv_dtype))
     _add_program(b, family, sampling)
-    _check_used(b)
+    check_used(b)
     b.graph.name = Path(source.path).stem if source.gguf else Path(source.path).parent.name or source.architecture
     return Decoder(b.graph, config, source)
 
@@ -105,7 +85,7 @@ def sampler_of(vocab: int, rows: Size = 1) -> Sampler:
     return Sampler(vocab, rows=rows, masked=True)
 
 
-def _add_program(b: Blocks, family: Family, sampling: bool) -> None:
+def _add_program(b: CachedBlocks, family: Family, sampling: bool) -> None:
     g, room, config = b.graph, b.room, b.config
     ids = g.input("ids", (room.batch, room.tokens), "i64")
     counts = g.input("counts", (room.batch,), "i64")
@@ -126,7 +106,7 @@ def _add_program(b: Blocks, family: Family, sampling: bool) -> None:
     g.update(b.length, b.length + counts)
 
 
-def _vocab(source: Source, names: tuple[str, str]) -> int:
+def vocab_of(source: Source, names: tuple[str, str]) -> int:
     """The rows of the embedding."""
     own = names[0 if source.gguf else 1] + ".weight"
     found = next((t for n, t in source.tensors.items() if n == own or n.endswith("." + own)), None)
@@ -137,9 +117,13 @@ def _vocab(source: Source, names: tuple[str, str]) -> int:
     return vocab
 
 
-def _check_used(b: Blocks) -> None:
-    """Raises `ModelFormatError` for tensors that the family does not know: what they do would be left out."""
-    names = b.source.tensors.keys() - b.used
+def check_used(b: Blocks, others: tuple[str, ...] = ()) -> None:
+    """Raises `ModelFormatError` for tensors that the family does not know: what they do would be left out.
+
+    `others`: beginnings of the names of those that may be.
+    """
+    starts = tuple(p + other for other in others for p in PREFIXES)
+    names = {n for n in b.source.tensors.keys() - b.used if not starts or not n.startswith(starts)}
     tied = {n for n in names if n in ("lm_head.weight", "output.weight")}
     unknown = sorted(n for n in names - tied if n not in DERIVED and not n.endswith(DERIVED_ENDINGS))
     if unknown:

@@ -31,7 +31,7 @@ KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "context": (("context_length",), ("max_position_embeddings", "n_positions")),
     "epsilon": (
         ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
-        ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
+        ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps"),
     ),
     "window": (("attention.sliding_window",), ("sliding_window",)),
     "experts": (("expert_count",), ("num_local_experts", "num_experts", "n_routed_experts")),
@@ -42,7 +42,7 @@ KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "residual_scale": (("residual_scale",), ("residual_multiplier",)),
     "logit_scale": (("logit_scale",), ("logits_scaling",)),
     "rope_dim": (("rope.dimension_count",), ()),
-    "rope_base": (("rope.freq_base",), ("rope_theta",)),
+    "rope_base": (("rope.freq_base",), ("rope_theta", "rotary_emb_base")),
     "query_scalar": ((), ("query_pre_attn_scalar",)),
 }
 

@@ -36,8 +36,8 @@ __all__ = ["FORMATS", "Session", "compile", "load", "load_artifact"]
 # file ending -> importer: (path, dims=, values=, admit=) -> Graph
 FORMATS: dict[str, str] = {
     ".onnx": "rlx.importers.onnx:load",
-    ".gguf": "rlx.models.decoder:load",
-    ".safetensors": "rlx.models.decoder:load",
+    ".gguf": "rlx.models.loading:load",
+    ".safetensors": "rlx.models.loading:load",
 }
 TEXT = ".rlx"
 ARTIFACT = "artifact"

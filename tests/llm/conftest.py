@@ -16,6 +16,11 @@ from rlx.llm.model import LanguageModel
 
 CONFIGS = json.loads((Path(__file__).parents[1] / "decoders" / "configs.json").read_text())
 
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role[:1] }}]{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}[a]{% endif %}"
+)
+
 
 @pytest.fixture(scope="session")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -28,3 +33,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(path: Path) -> LanguageModel:
     """It, in runs of at most 32 tokens."""
     return rlx.load_llm(path, device="cpu", prefill=32)
+
+
+@pytest.fixture(scope="session")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with a chat template."""
+    case = CONFIGS["llama"]
+    file = tmp_path_factory.mktemp("llm") / "talking.gguf"
+    return write_gguf(file, case["config"], case["shapes"], chat_template=TEMPLATE)

@@ -37,11 +37,11 @@ ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "gelu": ops.gelu,
     "gelu_tanh": partial(ops.gelu, approximate="tanh"),
 }
-SPELLED = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+SPELLED = {"swish": "silu", "swiglu": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 class Family:
-    """Decoders of layers x + attention(norm(x)), then x + mlp(norm(x)), with RMS norms and rotary positions.
+    """Models of layers x + attention(norm(x)), then x + mlp(norm(x)), with RMS norms and rotary positions.
 
     A family gives what is its own. `gguf` and `config` are the names of its architecture in files. `interleaved`: its
     GGUF files have the rows of q and k in an order in which rotary positions turn pairs (2j, 2j + 1), as llama.cpp's

@@ -24,12 +24,7 @@ class Phi3(Family):
     epsilon = 1e-5
 
     def heads(self, b: Blocks, x: Value, layer: int) -> tuple[Value, Value, Value]:
-        c = b.config
-        counts = (c.heads, c.kv_heads, c.kv_heads)
-        sizes = tuple(n * c.head_dim for n in counts)
-        parts = b.parts(b.linear(x, "attn_qkv", layer, sum(sizes)), sizes)
-        q, k, v = (b.heads(part, n) for part, n in zip(parts, counts, strict=True))
-        return q, k, v
+        return b.fused_heads(x, layer)
 
     def mlp(self, b: Blocks, x: Value, layer: int) -> Value:
         c = b.config

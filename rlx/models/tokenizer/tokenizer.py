@@ -12,6 +12,7 @@ from typing import Any
 from rlx.errors import ModelFormatError, OptionError
 from rlx.models.chat import render, tool_format
 from rlx.models.chat.guard import Guard
+from rlx.models.chat.prompt import Answer, Prompt
 from rlx.models.tokenizer.library import tokenizers, translated
 from rlx.models.tokenizer.pieces import Decoder, Pieces
 from rlx.records import dataclass, field
@@ -96,12 +97,12 @@ class Tokenizer:
         """The tokens that are no text."""
         return self._pieces.special
 
-    def encode(self, text: str, special: bool = False, *, ends: bool = False) -> list[int]:
+    def encode(self, text: str, special: bool = False, *, ends: bool = False, most: int | None = None) -> list[int]:
         """The tokens of a text.
 
         `special`: text that looks like a special token is one (for texts that a chat template made, not for what users
         wrote). `ends`: with what the model expects around a text, such as BOS, EOS, CLS and SEP; BOS is not put before
-        a text that begins with it. Raises `OptionError`.
+        a text that begins with it. `most`: the text is cut so that there are at most so many. Raises `OptionError`.
         """
         if not isinstance(text, str):
             raise OptionError(f"encode: expected a str, got {type(text).__name__}")
@@ -112,7 +113,11 @@ class Tokenizer:
         ids = self._encode(self._special if special else self._plain, text)
         if not special and not self._kept_out.isdisjoint(ids):
             ids = self._apart(text)
-        return self._framed(ids) if ends else ids
+        whole = self._framed(ids) if ends else ids
+        if most is None or len(whole) <= most:
+            return whole
+        last = list(self._ends.suffix) if ends else []
+        return (whole[: max(most - len(last), 0)] + last)[:most]
 
     def decode(self, ids: Iterable[int], *, special: bool | Collection[int] = False, continued: bool = False) -> str:
         """The text of tokens; bytes that are no UTF-8 become U+FFFD.
@@ -177,12 +182,29 @@ class Tokenizer:
 
         Special tokens are those that the template writes: what looks like one in messages and tools stays text.
         """
+        return list(self.prompt(messages, tools, **options).ids)
+
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        after: Answer | None = None,
+        **options: Any,
+    ) -> Prompt:
+        """What `encode_chat` gives, with the template's text; where it goes on from `after`, its tokens are kept.
+
+        It does where the template writes the earlier prompt and the answer as they were: for one that leaves thoughts
+        out, or trims what was said, all tokens are made anew.
+        """
         guard = Guard(self._spelt, (messages, tools))
         text = self.chat(guard.marked(messages), guard.marked(tools), **options)
-        ids: list[int] = []
-        for part, written in guard.parts(text):
+        rest, ids = text, list[int]()
+        if after is not None and text.startswith(known := after.prompt.text + guard.marked(after.text)):
+            rest, ids = text[len(known) :], [*after.prompt.ids, *after.ids]
+        for part, written in guard.parts(rest):
             ids += self.encode(part, special=not written)
-        return self._begun(ids)
+        return Prompt(text, tuple(self._begun(ids)))
 
     def _template(self, name: str | None, tools: bool) -> tuple[str, str]:
         """Name and text of the template that is meant."""

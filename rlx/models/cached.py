@@ -1,0 +1,68 @@
+"""Attention over a cache that lives from run to run."""
+
+from __future__ import annotations
+
+from rlx import ops
+from rlx.errors import OptionError
+from rlx.ir.encodings import ENCODINGS
+from rlx.ir.graph import Value
+from rlx.ir.shape import Dim
+from rlx.models.blocks import Blocks, Described
+from rlx.models.config import Config
+from rlx.models.source import Source
+from rlx.records import dataclass
+
+__all__ = ["CachedBlocks", "Room"]
+
+
+@dataclass(frozen=True)
+class Room:
+    """Sequences, positions of the cache of each, tokens of each in a run, and the type or block format of the cache."""
+
+    batch: int
+    capacity: int
+    tokens: Dim
+    kv_dtype: str = "f32"
+
+
+class CachedBlocks(Blocks):
+    """The graph of a decoder while it is built.
+
+    Its states are `length` [batch], the positions that are filled, and for each layer cache.k and cache.v
+    [batch, kv_heads, capacity, head_dim].
+    """
+
+    def __init__(self, source: Source, family: Described, config: Config, room: Room) -> None:
+        super().__init__(source, family, config, room.batch, room.tokens)
+        self.room = room
+        self.length = self.graph.state("length", (room.batch,), "i64")
+        # of each token of each sequence, [batch, tokens]; and how many there are with this step's
+        self.positions = ops.reshape(self.length, (room.batch, 1)) + self.iota(room.tokens)
+        self.count = self.length + self.size_of(room.tokens)
+
+    def attention(self, q: Value, k: Value, v: Value, layer: int) -> Value:
+        """Causal attention over the layer's cache, to which k and v are added: [batch, tokens, heads * head_dim]."""
+        c = self.config
+        k, v = self._cached("cache.k", k, layer), self._cached("cache.v", v, layer)
+        more = [self.constant(c.attention_cap)] if c.attention_cap else []
+        steps = ("softcap",) * len(more)
+        window = c.windows[layer]
+        y: Value = ops.attention(
+            q, k, v, *more, self.count, scale=c.scale, causal=True, counted=True, steps=steps,
+            window=None if window is None or window >= self.room.capacity else window,
+        )  # fmt: skip
+        return self.joined(y)
+
+    def _cached(self, name: str, rows: Value, layer: int) -> Value:
+        c = self.config
+        kind, shape = self.room.kv_dtype, (self.room.batch, c.kv_heads, self.room.capacity, c.head_dim)
+        if kind in ENCODINGS:
+            if c.head_dim % ENCODINGS[kind].block:
+                raise OptionError(f"kv_dtype={kind!r}: heads of {c.head_dim} elements are not whole blocks; use f16")
+            state, rows = self.graph.state(f"{name}.{layer}", shape, encoding=kind), ops.encode(rows, encoding=kind)
+        else:
+            state = self.graph.state(f"{name}.{layer}", shape, kind)
+            rows = rows if kind == "f32" else ops.cast(rows, to=kind)
+        new: Value = ops.dynamic_update_slice(state, rows, self.length, axis=2)
+        self.graph.update(state, new)
+        return new
