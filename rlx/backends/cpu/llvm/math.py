@@ -198,7 +198,7 @@ def sigmoid_of_f32(f: Function, x: str, w: int) -> str:
     """
     fmt = FORMATS["f64"]
     ty = vec(fmt.scalar, w)
-    i, r = split(f, f.max(-110.0, f.neg(fabs(f, x)), ty), w, fmt)  # a nan passes: the second operand is kept
+    i, _, r = split(f, f.max(-110.0, f.neg(fabs(f, x)), ty), w, fmt)  # a nan passes: the second operand is kept
     e = f.mul(f.add(reduced_expm1(f, r, ty, fmt), 1.0), pow2(f, i, w, fmt))
     return f.div(f.select(f.cmp("ge", x, 0.0), 1.0, e, ty), f.add(e, 1.0))
 

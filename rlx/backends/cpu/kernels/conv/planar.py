@@ -55,7 +55,8 @@ def _padded(kernel: Kernel, anchor: Conv) -> tuple[Expr, list[Kernel]]:
     i0, i1, i2, i3, i4 = out_vars(5)
     number, channel, row, column = out_vars(4)
     before, after = anchor.pads[0], anchor.pads[3]
-    plane, own = number * anchor.strides[0], channel
+    plane: Expr = number * anchor.strides[0]
+    own: Expr = channel
     if channels == 1:
         plane, own = plane + channel * anchor.dilations[0], const(0, I64)
     if before == 0 == after:

@@ -93,8 +93,8 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     if s.fours:
         packed.append(Buffer(f"{name}.totals", kind, (d_size, s.gates * s.hidden), DTYPES["i32"]))
         (d, unit), k = out_vars(2), Var("r0")
-        element = Cast(Load(r, (d, unit, k), r.dtype), DTYPES["i32"])
-        total = Reduce("add", (k,), (s.hidden,), element, DTYPES["i32"])
+        weight = Cast(Load(r, (d, unit, k), r.dtype), DTYPES["i32"])
+        total = Reduce("add", (k,), (s.hidden,), weight, DTYPES["i32"])
         stores = (Store(packed[-1], packed[-1].shape, out_vars(2), total),)
         made.append(Kernel("sums of r", stores, nodes=kernel.nodes))
     state = Buffer(f"{name}.state", "arena", (s.planes, d_size, s.batch, s.padded), s.dtype)
