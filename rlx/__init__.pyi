@@ -25,6 +25,7 @@ from rlx.ops.base import register as register
 from rlx.ops.experts import moe as moe
 from rlx.options import CompileOptions as CompileOptions
 from rlx.passes.lora import lora as lora
+from rlx.quantiser.api import quantize as quantize
 from rlx.runtime.arrays import to_device as to_device
 from rlx.runtime.bind_cache import bind_cache as bind_cache
 from rlx.runtime.buckets import Buckets as Buckets
@@ -109,6 +110,7 @@ __all__ = [
     "numpy",
     "ops",
     "profile",
+    "quantize",
     "register",
     "replay",
     "scan",
@@ -261,7 +263,6 @@ def prefix(x: _Operand, /, axis: int, kind: str = ..., exclusive: bool = ..., re
 def prelu(x: _Operand, slope: _Operand, /, *, name: str = "") -> _Value: ...
 def qlinear_conv(x: _Operand, x_scale: _Operand, x_zero: _Operand, w: _Operand, w_scale: _Operand, w_zero: _Operand, y_scale: _Operand, y_zero: _Operand, bias: _Operand | None = None, /, strides: Sequence[int] = ..., dilations: Sequence[int] = ..., pads: Sequence[_Size] = ..., groups: int = ..., *, name: str = "") -> _Value: ...
 def qlinear_matmul(a: _Operand, a_scale: _Operand, a_zero: _Operand, b: _Operand, b_scale: _Operand, b_zero: _Operand, y_scale: _Operand, y_zero: _Operand, /, *, name: str = "") -> _Value: ...
-def quantize(x: _Operand, scale: _Operand, zero: _Operand | None = None, /, axis: int | None = ..., block: int = ..., to: _Type = ..., saturate: bool = ..., *, name: str = "") -> _Value: ...
 def random_normal(step: _Operand | None = None, /, *, shape: Sequence[_Size], mean: float = ..., scale: float = ..., dtype: _Type = ..., seed: int = ..., name: str = "") -> _Value: ...
 def random_uniform(step: _Operand | None = None, /, *, shape: Sequence[_Size], low: float = ..., high: float = ..., dtype: _Type = ..., seed: int = ..., name: str = "") -> _Value: ...
 def real_part(x: _Operand, /, *, name: str = "") -> _Value: ...

@@ -89,7 +89,9 @@ def build_decoder(
             raise OptionError(f"{name}={value!r}: expected a number >= 1")
     if kv_dtype not in KV_DTYPES:
         raise OptionError(f"kv_dtype={kv_dtype!r}: expected {', '.join(KV_DTYPES)}")
-    config = read_config(source, _vocab(source, family.names["token_embd"]), every=family.every, epsilon=family.epsilon)
+    config = read_config(
+        source, vocabulary_size(source, family.names["token_embd"]), every=family.every, epsilon=family.epsilon
+    )
     capacity = min(config.context, CONTEXT) if context is None else context
     config = family.configure(config, source, capacity)
     tokens = Dim("tokens", 1, min(prefill, capacity))
@@ -126,7 +128,7 @@ def _add_program(b: Blocks, family: Family, sampling: bool) -> None:
     g.update(b.length, b.length + counts)
 
 
-def _vocab(source: Source, names: tuple[str, str]) -> int:
+def vocabulary_size(source: Source, names: tuple[str, str]) -> int:
     """The rows of the embedding."""
     own = names[0 if source.gguf else 1] + ".weight"
     found = next((t for n, t in source.tensors.items() if n == own or n.endswith("." + own)), None)
