@@ -66,6 +66,7 @@ ALLOWED: dict[str, set[str]] = {
     "trace": {"ir", "ops", "runtime"},
     "transform": {"ir", "ops", "passes", "trace"},
     "dynamo": {"runtime"},
+    "quantiser": {"ir", "importers", "runtime", "models", "rlx"},
     "numpy": {"ops"},
     "rlx": COMPILER_PARTS
     | {
@@ -78,10 +79,12 @@ ALLOWED: dict[str, set[str]] = {
         "trace",
         "transform",
         "numpy",
+        "quantiser",
     },  # rlx/__init__.py
     "demo": {"ir", "runtime", "rlx"},
     "__main__": {"cli"},
-    "cli": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "testing", "rlx", "demo", "llm"},
+    "cli": COMPILER_PARTS
+    | {"compiler", "cost", "importers", "estimate", "runtime", "testing", "rlx", "demo", "llm", "quantiser"},
 }
 A_BACKEND = {
     "ir", "ops", "kernels", "plan", "backends.base", "backends.states", "backends.granted", "backends.codegen",

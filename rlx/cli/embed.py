@@ -19,7 +19,7 @@ __all__ = ["embed"]
 
 
 @click.command(
-    help="Print the vectors that the model MODEL makes of TEXTS, or of the lines of stdin: a JSON array a line."
+    help="Print the vectors that MODEL makes of TEXTS.\n\nA JSON array a line, for each of TEXTS or each line of stdin."
 )
 @model_argument
 @click.argument("texts", nargs=-1)

@@ -19,8 +19,7 @@ __all__ = ["cli", "main"]
 COMMANDS = {
     "demo": "demo", "run": "run", "bench": "bench", "estimate": "estimate", "plan": "explain", "explain": "explain",
     "verify": "verify", "profile": "profile", "report": "profile", "devices": "devices", "calibrate": "calibrate",
-    "cache": "cache", "generate": "generate", "chat": "chat",
-    "embed": "embed",
+    "cache": "cache", "generate": "generate", "chat": "chat", "embed": "embed", "quantize": "quantize",
 }  # name -> the module of rlx.cli that has it, imported when it is called: `estimate` needs no compiler  # fmt: skip
 
 ELSEWHERE = {
@@ -30,6 +29,7 @@ ELSEWHERE = {
     "show": "explain",
     "benchmark": "bench",
     "trace": "profile",
+    "convert": "quantize",
 }
 INTERRUPTED = 130  # what shells give for a command that Ctrl-C ended: 128 and the number of the signal
 

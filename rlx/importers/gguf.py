@@ -120,7 +120,10 @@ def _strings(data: bytes, count: int) -> list[str]:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A file's header: `metadata` by key (arrays as `GgufArray`), `tensors` by name in file order."""
+    """A file's header: `metadata` by key (arrays as `GgufArray`), `tensors` by name in file order.
+
+    `pairs` says which bytes of the file hold a key of `metadata` with its value.
+    """
 
     path: str
     version: int
@@ -128,6 +131,7 @@ class GgufFile:
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
     source: FileSource = field(repr=False)
+    pairs: dict[str, tuple[int, int]] = field(repr=False, default_factory=dict)
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The stored bytes of a tensor, a read-only view of the mapped file. Raises `ModelFormatError`."""
@@ -263,18 +267,21 @@ def _header(source: FileSource) -> GgufFile:
     tensors = cursor.count(MAX_TENSORS, "number of tensors")
     pairs = cursor.count(MAX_METADATA, "number of metadata pairs")
     metadata: dict[str, Any] = {}
+    spans: dict[str, tuple[int, int]] = {}
     for _ in range(pairs):
+        begin = cursor.at
         key = cursor.text(MAX_KEY_BYTES, "metadata key")
         if key in metadata:
             cursor.fail(f"metadata key {key!r}", "is given twice")
         metadata[key] = cursor.value(cursor.number("I", f"type of {key!r}"), f"metadata {key!r}")
+        spans[key] = begin, cursor.at
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         cursor.fail("general.alignment", f"{alignment!r} is no power of two up to {MAX_ALIGNMENT}")
     infos = [_info(cursor) for _ in range(tensors)]
     start = -(-cursor.at // alignment) * alignment
     placed = dict(_placed(cursor, infos, start, alignment))
-    return GgufFile(source.name, version, alignment, metadata, placed, source)
+    return GgufFile(source.name, version, alignment, metadata, placed, source, spans)
 
 
 def _info(cursor: _Cursor) -> tuple[str, tuple[int, ...], GgmlType, int, int]:

@@ -18,7 +18,7 @@ from rlx.importers.sources import FileSource, check_location, read_file
 from rlx.ir.dtype import DTYPES, DType
 from rlx.records import dataclass, field
 
-__all__ = ["SafetensorsFile", "StoredTensor", "read_safetensors", "read_safetensors_index"]
+__all__ = ["CODES", "SafetensorsFile", "StoredTensor", "read_safetensors", "read_safetensors_index"]
 
 # Limits, each far above what real files hold.
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own library
@@ -33,6 +33,7 @@ _DTYPES = {
     "I32": "i32", "I16": "i16", "I8": "i8", "U64": "u64", "U32": "u32", "U16": "u16", "U8": "u8", "BOOL": "bool",
     "C64": "c64", "F4": "f4e2m1", "F8_E4M3FNUZ": "f8e4m3fnuz", "F8_E5M2FNUZ": "f8e5m2fnuz", "F8_E8M0": "f8e8m0",
 }  # fmt: skip
+CODES = {name: code for code, name in _DTYPES.items()}  # our type -> its name in a file
 
 
 @dataclass(frozen=True)

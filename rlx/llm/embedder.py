@@ -20,7 +20,7 @@ from rlx.disk import path_of
 from rlx.errors import CompileError, ExecutionError, ModelFormatError, OptionError
 from rlx.ir.graph import Array
 from rlx.ir.shape import upper
-from rlx.models.decoder import vocab_of
+from rlx.models.decoder import vocabulary_size
 from rlx.models.families import encoder_of
 from rlx.models.pooling import Pooling, pooling_of
 from rlx.models.source import open_source
@@ -59,7 +59,7 @@ def load_embedder(
             f"{name}: load_embedder takes a GGUF file, or a folder with safetensors and a config.json"
         )
     source = open_source(path)
-    vocab = vocab_of(source, encoder_of(source).names["token_embd"])
+    vocab = vocabulary_size(source, encoder_of(source).names["token_embd"])
     given = {"context": context, "batch": batch, "pooling": pooling, "normalised": normalised}
     options["dims"] = {name: value for name, value in given.items() if value is not None}
     return Embedder(Session().load(path, **options), Path(path_of(path, "load_embedder")), pooling_of(source), vocab)

@@ -18,7 +18,7 @@ from rlx.models.sampling import Sampler
 from rlx.models.source import Source, open_source
 from rlx.records import dataclass
 
-__all__ = ["Decoder", "build_decoder", "check_used", "sampler_of", "vocab_of"]
+__all__ = ["Decoder", "build_decoder", "check_used", "sampler_of", "vocabulary_size"]
 
 CONTEXT, PREFILL = 4096, 512  # tokens of the cache, and of a run, where nothing else is asked for
 KV_DTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
@@ -68,7 +68,7 @@ def build_decoder(
     if kv_dtype not in KV_DTYPES:
         raise OptionError(f"kv_dtype={kv_dtype!r}: expected {', '.join(KV_DTYPES)}")
     config = read_config(
-        source, vocab_of(source, family.names["token_embd"]), every=family.every, epsilon=family.epsilon
+        source, vocabulary_size(source, family.names["token_embd"]), every=family.every, epsilon=family.epsilon
     )
     capacity = min(config.context, CONTEXT) if context is None else context
     config = family.configure(config, source, capacity)
@@ -106,7 +106,7 @@ def _add_program(b: CachedBlocks, family: Family, sampling: bool) -> None:
     g.update(b.length, b.length + counts)
 
 
-def vocab_of(source: Source, names: tuple[str, str]) -> int:
+def vocabulary_size(source: Source, names: tuple[str, str]) -> int:
     """The rows of the embedding."""
     own = names[0 if source.gguf else 1] + ".weight"
     found = next((t for n, t in source.tensors.items() if n == own or n.endswith("." + own)), None)

@@ -14,7 +14,7 @@ from rlx.ir.graph import Graph, Value
 from rlx.ir.shape import Dim
 from rlx.models.blocks import Blocks, Described
 from rlx.models.config import Config, read_config
-from rlx.models.decoder import check_used, vocab_of
+from rlx.models.decoder import check_used, vocabulary_size
 from rlx.models.families import encoder_of
 from rlx.models.pooling import Pooling, pooled, pooling_of
 from rlx.models.source import Source, open_source
@@ -89,7 +89,9 @@ def build_encoder(
     for name, value in (("context", context), ("batch", batch)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 30):
             raise OptionError(f"{name}={value!r}: expected a number >= 1")
-    config = read_config(source, vocab_of(source, family.names["token_embd"]), every=None, epsilon=family.epsilon)
+    config = read_config(
+        source, vocabulary_size(source, family.names["token_embd"]), every=None, epsilon=family.epsilon
+    )
     config = family.configure(config, source, context or config.context)
     said = pooling_of(source)
     longest = context if context is not None else min(config.context, said.longest or config.context)

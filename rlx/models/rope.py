@@ -16,7 +16,7 @@ from rlx.importers.fields import Fields
 from rlx.ir.graph import Array
 from rlx.records import dataclass
 
-__all__ = ["MAX_DIM", "Rope", "config_rope", "gguf_rope"]
+__all__ = ["MAX_DIM", "Rope", "config_rope", "gguf_rope", "plain_frequencies"]
 
 MAX_DIM = 1 << 16  # elements of a head
 KINDS = ("default", "none", "linear", "llama3", "yarn", "longrope", "su")
@@ -49,7 +49,8 @@ class _Scaling:
     long: Sequence[float] | None = None
 
 
-def _plain(base: float, dim: int) -> Array:
+def plain_frequencies(base: float, dim: int) -> Array:
+    """The angles a position of models that were not stretched, [dim / 2] in f32."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     return np.asarray(np.float32(1) / np.float32(base) ** exponents)
 
@@ -66,7 +67,7 @@ def _scaled(path: str, base: float, dim: int, s: _Scaling, context: int) -> Rope
 
 
 def _with_scaling(path: str, base: float, dim: int, s: _Scaling, context: int) -> Rope:
-    plain, factor = _plain(base, dim), 1.0
+    plain, factor = plain_frequencies(base, dim), 1.0
     if s.kind in ("linear", "llama3", "yarn") and not s.factor >= 1e-3:
         raise ModelFormatError(f"{path}: the factor {s.factor} of rotary positions must be positive")
     match s.kind:

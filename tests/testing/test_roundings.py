@@ -27,7 +27,7 @@ STEPS: dict[str, Callable[[Value], Value]] = {  # each has a step where its oper
     "greater": lambda x: rlx.where(x > 0.5, x, -x),
     "less_equal": lambda x: rlx.where(x <= 0.5, x, -x),
     "less": lambda x: rlx.where(x < 0.5, x, -x),
-    "quantize": lambda x: rlx.cast(rlx.quantize(x, x.graph.constant(np.float32(1)), to="i8"), to="f32"),
+    "quantize": lambda x: rlx.cast(rlx.ops.quantize(x, x.graph.constant(np.float32(1)), to="i8"), to="f32"),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from rlx import ops
 from rlx.errors import ModelFormatError
-from rlx.ir.graph import Value
+from rlx.ir.graph import Array, Value
 from rlx.models.blocks import Blocks, Names
 from rlx.models.config import Config
 from rlx.models.rope import config_rope, gguf_rope
@@ -83,6 +83,18 @@ class Family:
             name = b.source.facts.fields.text("hidden_activation", "hidden_act", "activation_function", default=name)
         made: Value = ACTIVATIONS[activation_named(SPELLED.get(name, name), b.source)](x)
         return made
+
+    def stored_in_gguf(self, name: str, config: Config) -> Callable[[Array], Array] | None:
+        """What becomes of a tensor of a folder on its way into a GGUF file, None where it stays; `name` is ours."""
+        if not self.interleaved or name not in ("attn_q", "attn_k"):
+            return None
+        heads = config.heads if name == "attn_q" else config.kv_heads
+
+        def in_pairs(rows: Array) -> Array:
+            parts = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+            return parts.swapaxes(1, 2).reshape(rows.shape)
+
+        return in_pairs
 
     # ---- the parts of a decoder
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
+import numpy as np
+
 from rlx.importers.fields import Fields
-from rlx.ir.graph import Value
+from rlx.ir.graph import Array, Value
 from rlx.models.blocks import Blocks, Names
 from rlx.models.config import Config
 from rlx.models.families.base import COMMON, Family
@@ -47,6 +50,9 @@ class Gemma2(Family):
             final_cap=facts.real("final_cap", self.caps[1]),
             embedding_scale=math.sqrt(config.hidden),
         )
+
+    def stored_in_gguf(self, name: str, config: Config) -> Callable[[Array], Array] | None:
+        return (lambda scale: scale + np.float32(1)) if name.endswith("norm") else None
 
     def norm(self, b: Blocks, x: Value, name: str, layer: int | None) -> Value:
         # converters to GGUF have added the 1

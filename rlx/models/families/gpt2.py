@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
-from rlx.ir.graph import Value
+from rlx.ir.graph import Array, Value
 from rlx.models.blocks import Blocks, Names
 from rlx.models.config import Config
 from rlx.models.families.base import Family
@@ -38,6 +39,10 @@ class Gpt2(Family):
 
     def configure(self, config: Config, source: Source, context: int) -> Config:
         return config
+
+    def stored_in_gguf(self, name: str, config: Config) -> Callable[[Array], Array] | None:
+        matrix = name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+        return (lambda matrix: matrix.T) if matrix else None  # a bias stays itself
 
     def embed(self, b: Blocks, ids: Value) -> Value:
         return b.embedding(ids) + b.embedding(b.positions, "position_embd", b.config.context)

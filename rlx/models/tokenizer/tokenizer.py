@@ -146,6 +146,11 @@ class Tokenizer:
         return tuple(self._templates.texts)
 
     @property
+    def template_texts(self) -> Mapping[str, str]:
+        """The chat templates themselves, by name."""
+        return self._templates.texts
+
+    @property
     def tool_format(self) -> str | None:
         """How the model writes calls of tools, for `rlx.models.chat.ToolCalls`; None where it has none."""
         return next(filter(None, map(tool_format, self._templates.texts.values())), None)

@@ -1,0 +1,184 @@
+"""`rlx.quantize`: a model file with narrower weights, and what that costs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlx.boundary import bounded
+from rlx.disk import path_of
+from rlx.errors import ModelFormatError, OptionError
+from rlx.importers.formats import is_onnx
+from rlx.importers.sources import FileSource
+from rlx.ir.value import Value
+from rlx.quantiser import weights as files
+from rlx.quantiser.imatrix import Importance, read_imatrix
+from rlx.quantiser.inputs import Given
+from rlx.quantiser.onnx_weights import ONNX_TYPES
+from rlx.quantiser.ranges import RANGES
+from rlx.quantiser.report import Quantized
+from rlx.quantiser.rules import TYPES, Rules
+from rlx.records import dataclass, field
+
+__all__ = ["ALL_TYPES", "Wishes", "quantize"]
+
+ALL_TYPES = tuple(dict.fromkeys((*ONNX_TYPES, *TYPES)))
+ENDINGS = {".gguf": "gguf", ".safetensors": "safetensors", ".onnx": "onnx"}
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a call asks for besides the types; see `quantize`."""
+
+    activations: str | None = None
+    ranges: str = "minmax"
+    percentile: float = 99.99
+    per_channel: bool = True
+    keep: Sequence[str] = ()
+    threads: int = 1
+    dry_run: bool = False
+    inputs: Given | None = None
+    progress: files.Progress = field(default=lambda what, done, total: None)
+
+
+@bounded("quantize", ModelFormatError)
+def quantize(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None,
+    type: str = "q8_0",
+    *,
+    tensors: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    keep: Sequence[str] = (),
+    embeddings: str | None = None,
+    output: str | None = None,
+    imatrix: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    activations: str | None = None,
+    inputs: Given | None = None,
+    ranges: str = "mse",
+    percentile: float = 99.99,
+    per_channel: bool = True,
+    threads: int | None = None,
+    dry_run: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Quantized:
+    """Writes `source` with narrower weights to `target`: whole or not at all, and never over `source`.
+
+    `source` is an ONNX file, a GGUF file (the first of several parts), a safetensors file or a folder with such. The
+    ending of `target` says what it becomes: .onnx of .onnx, .gguf or .safetensors of the others.
+
+    `type` is that of most weights: for ONNX f16, bf16, int8 (a scale for each result), q8_0 or q4_0 (blocks of 32); for
+    others f32, f16, bf16, any block format, or a mix of them as q4_k_m. Tensors of one axis, small ones and what is no
+    float stay as they are. `tensors` gives patterns of names with * and ? and the types of what they match, in order;
+    `keep` patterns of what stays. `embeddings` and `output` are the types of the table of tokens and the head.
+    `imatrix` is a file of llama.cpp with the importance of columns, or a mapping as `read_imatrix` gives.
+
+    With `activations` ("u8" or "i8") and type int8 the products of an ONNX model are made of 8-bit numbers; their
+    ranges are found on `inputs`: an npz or npy file, a folder of these, arrays by the names of inputs, a sequence of
+    such mappings, or a function that gives one. `ranges` is minmax, percentile (`percentile` of the elements stay
+    within) or mse (the least squared error). `keep` then also names nodes. Where `inputs` are given for an ONNX model,
+    both models are run on them and the outputs compared.
+
+    `dry_run`, or a `target` of None, says what would be done. `progress` is called with the name of a tensor, the
+    bytes done and the bytes in all. Raises `OptionError`, `NameNotFound`, `ModelFormatError`.
+    """
+    if isinstance(source, Value):
+        raise OptionError("rlx.quantize takes the path of a model file; the op is rlx.ops.quantize(x, scale, zero)")
+    path = Path(path_of(source, "quantize"))
+    dry = dry_run or target is None
+    container = _container(path)
+    goal = Path(path_of(target, "quantize")) if target is not None else path.with_suffix(f".{container}")
+    made = _made_container(path, container, goal)
+    if not dry and os.path.exists(goal):
+        _check_other(path, goal)
+    pairs = list(tensors.items()) if isinstance(tensors, Mapping) else list(tensors)
+    _check_choices(made, type, activations, ranges, percentile, inputs)
+    rules = Rules(
+        type, pairs, embeddings, output, () if activations else tuple(keep),
+        known=ONNX_TYPES if made == "onnx" else TYPES,
+    )  # fmt: skip
+    wishes = Wishes(
+        activations, ranges, percentile, per_channel, tuple(keep), threads or os.cpu_count() or 1, dry, inputs,
+        progress or (lambda what, done, total: None),
+    )  # fmt: skip
+    if made == "onnx":
+        if imatrix is not None:
+            raise OptionError("imatrix= is for block formats in GGUF files; an ONNX file is calibrated by inputs=")
+        from rlx.quantiser.onnx_model import quantize_onnx
+
+        return quantize_onnx(path, goal, rules, wishes)
+    return _quantize_weights(path, made, goal, rules, wishes, imatrix)
+
+
+def _quantize_weights(
+    path: Path,
+    container: str,
+    goal: Path,
+    rules: Rules,
+    wishes: Wishes,
+    imatrix: str | os.PathLike[str] | Mapping[str, Any] | None,
+) -> Quantized:
+    given: Mapping[str, Importance] = {}
+    if imatrix is not None:
+        given = imatrix if isinstance(imatrix, Mapping) else read_imatrix(imatrix)
+    weights = files.read_file(path, container)
+    plan = files.plan_of(weights, rules, given)
+    results, size = plan.tensors, 0
+    if not wishes.dry_run:
+        size, results = files.write(plan, goal, rules.type, wishes.progress, wishes.threads)
+    before = sum(t.bytes_before for t in results)
+    target = "" if wishes.dry_run else str(goal)
+    return Quantized(str(path), target, rules.type, results, before, plan.size, size, notes=weights.remarks)
+
+
+def _container(path: Path) -> str:
+    """What kind of model a path leads to. Raises `ModelFormatError`."""
+    if path.is_dir():
+        return "safetensors"
+    source = FileSource(os.fspath(path))
+    try:
+        head = source.read(0, min(16, source.size))
+    finally:
+        source.close()
+    if head.startswith(b"GGUF"):
+        return "gguf"
+    if path.name.lower().endswith((".safetensors", ".index.json")):
+        return "safetensors"
+    if is_onnx(head) or path.suffix.lower() == ".onnx":
+        return "onnx"
+    raise ModelFormatError(f"{path}: expected an ONNX, GGUF or safetensors file, or a folder with safetensors")
+
+
+def _made_container(path: Path, container: str, goal: Path) -> str:
+    made = ENDINGS.get(goal.suffix.lower())
+    if made is None or (container == "onnx") != (made == "onnx"):
+        allowed = ".onnx" if container == "onnx" else ".gguf or .safetensors"
+        raise OptionError(f"{goal}: the new file of {path.name} must end in {allowed}")
+    return made
+
+
+def _check_other(path: Path, goal: Path) -> None:
+    """Refuses a target that is the source, one of its files, or the folder of it."""
+    own = [p for p in path.iterdir() if p.suffix == ".safetensors"] if path.is_dir() else [path]
+    if goal.is_dir() or any(os.path.samefile(goal, p) for p in own):
+        raise OptionError(f"{goal}: is what is read; give the new file another name")
+
+
+def _check_choices(
+    container: str, type: str, activations: str | None, ranges: str, percentile: float, inputs: Given | None
+) -> None:
+    if ranges not in RANGES:
+        raise OptionError(f"ranges={ranges!r}: expected one of {', '.join(RANGES)}")
+    if not 50 < percentile <= 100:
+        raise OptionError(f"percentile={percentile!r}: expected more than 50 and at most 100")
+    if activations is None:
+        if inputs is not None and container != "onnx":
+            raise OptionError("inputs= are for ONNX models; a GGUF model takes imatrix=")
+        return
+    if activations not in ("u8", "i8"):
+        raise OptionError(f"activations={activations!r}: expected u8 or i8")
+    if container != "onnx" or type != "int8":
+        raise OptionError(f"activations= goes with type int8 of ONNX models; got type {type} of a {container} file")
+    if inputs is None:
+        raise OptionError("activations= needs inputs= to find their ranges: an .npz file, a folder of these, or arrays")
