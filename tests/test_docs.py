@@ -84,11 +84,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def needs(page: Path) -> list[str]:
+    """The modules that a page names by `<!-- needs: torch onnxscript -->`."""
+    return [
+        name for line in re.findall(r"^<!-- needs: (.+) -->$", page.read_text(), re.MULTILINE) for name in line.split()
+    ]
+
+
 def need(page: Path) -> None:
-    """Skips a page that says `<!-- needs: torch onnxscript -->` where these are not installed."""
-    for line in re.findall(r"^<!-- needs: (.+) -->$", page.read_text(), re.MULTILINE):
-        for name in line.split():
-            pytest.importorskip(name, reason=f"{page.name} needs {name}")
+    """Skips a page whose `needs` are not installed."""
+    for name in needs(page):
+        pytest.importorskip(name, reason=f"{page.name} needs {name}")
 
 
 def run(command: list[str], folder: Path, **more: str) -> None:
