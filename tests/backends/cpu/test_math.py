@@ -11,7 +11,6 @@ import pytest
 
 from rlx.backends.cpu.jit.compile import compile_object, host
 from rlx.backends.cpu.jit.load import load_object
-from rlx.backends.cpu.kernels.recurrence.cells import sigmoid_of_f32
 from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Function, Module, vec
 
@@ -92,7 +91,7 @@ def library():
                 functions.append(f)
             else:
                 f = Function(f"sigmoid_of_f32_{dtype}_{w}", [("ptr", "x"), ("ptr", "z"), ("ptr", "y"), ("i64", "n")])
-                of_f32 = functools.partial(turn, f, ty, w, lambda f, x, z, w, d: sigmoid_of_f32(f, x, w), dtype)
+                of_f32 = functools.partial(turn, f, ty, w, lambda f, x, z, w, d: vmath.sigmoid_of_f32(f, x, w), dtype)
                 f.loop(0, "%n", w, [], of_f32)
                 f.ret()
                 functions.append(f)

@@ -37,6 +37,7 @@ __all__ = [
     "round_even",
     "rsqrt",
     "sigmoid",
+    "sigmoid_of_f32",
     "sin",
     "sqrt",
     "tan",
@@ -188,6 +189,18 @@ def sigmoid(f: Function, x: str, w: int, dtype: DType) -> str:
     quotient = f.mul(top, inverse)
     rest = f.add(f.fma(f.neg(quotient), below, top), f.select(upper, 0.0, e_low, ty))
     return f.fma(rest, inverse, quotient)
+
+
+def sigmoid_of_f32(f: Function, x: str, w: int) -> str:
+    """1 / (1 + e^-x) of lanes of f64 that hold values of f32, for a result that is rounded to f32: within 2^-50.
+
+    Beyond -110 that is 0, so e^-|x| is a normal number, and the sum needs no correction.
+    """
+    fmt = FORMATS["f64"]
+    ty = vec(fmt.scalar, w)
+    i, _, r = split(f, f.max(-110.0, f.neg(fabs(f, x)), ty), w, fmt)  # a nan passes: the second operand is kept
+    e = f.mul(f.add(reduced_expm1(f, r, ty, fmt), 1.0), pow2(f, i, w, fmt))
+    return f.div(f.select(f.cmp("ge", x, 0.0), 1.0, e, ty), f.add(e, 1.0))
 
 
 def erf(f: Function, x: str, w: int, dtype: DType) -> str:

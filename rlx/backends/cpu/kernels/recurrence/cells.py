@@ -33,7 +33,6 @@ __all__ = [
     "cut_of",
     "product",
     "shape_of",
-    "sigmoid_of_f32",
     "tile_rows",
     "whole_sums",
 ]
@@ -296,17 +295,3 @@ def activation(f: Function, fn: Activation, x: str, w: int, dtype: Literal["f32"
         case _:
             rest = vmath.log1p(f, vmath.exp(f, f.neg(vmath.fabs(f, x)), w, dtype), w, dtype)
             return f.add(f.max(0.0, x, ty), rest)
-
-
-def sigmoid_of_f32(f: Function, x: str, w: int) -> str:
-    """1 / (1 + e^-x) of lanes of f64 that hold values of f32, for a result that is rounded to f32: within 2^-50.
-
-    Beyond -110 that is 0, so e^-|x| is a normal number, and the sum needs no correction.
-    """
-    fmt = vmath.FORMATS["f64"]
-    ty = vec(fmt.scalar, w)
-    i, r = vmath.split(
-        f, f.max(-110.0, f.neg(vmath.fabs(f, x)), ty), w, fmt
-    )  # a nan passes: the second operand is kept
-    e = f.mul(f.add(vmath.reduced_expm1(f, r, ty, fmt), 1.0), vmath.pow2(f, i, w, fmt))
-    return f.div(f.select(f.cmp("ge", x, 0.0), 1.0, e, ty), f.add(e, 1.0))

@@ -25,11 +25,11 @@ from rlx.backends.cpu.kernels.recurrence.cells import (
     cut_of,
     product,
     shape_of,
-    sigmoid_of_f32,
     tile_rows,
     whole_sums,
 )
 from rlx.backends.cpu.kernels.recurrence.packing import layout
+from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec, void
 from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
 from rlx.backends.cpu.loops.looks import look, looking_loop
@@ -538,7 +538,7 @@ class _Code:
             wide = f.cast("fpext", x, vec("double", s.units))
             fn = functions[number]
             if fn.name == "sigmoid" and not fn.clip:
-                made = sigmoid_of_f32(f, wide, s.units)
+                made = vmath.sigmoid_of_f32(f, wide, s.units)
             else:
                 made = activation(f, fn, wide, s.units, "f64")
             return f.cast("fptrunc", made, vec("float", s.units))
