@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import gcd, prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,8 +12,8 @@ from rlx.errors import OptionError, ShapeError
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Size, evaluate, exact_div, max_size, numel, unify
 from rlx.ops.base import Op, Work, check_kind, check_same_dtype, product, register, widened
-from rlx.ops.layout import Expand, Pad, Reshape, Slice, Transpose
-from rlx.records import dataclass
+from rlx.ops.layout import Concat, Expand, Pad, Reshape, Slice, Transpose
+from rlx.records import dataclass, replace
 
 __all__ = ["Conv", "ConvTranspose", "Convolving", "WholeConv", "check_window", "per_axis", "window_count"]
 
@@ -227,72 +227,115 @@ class ConvTranspose(Op):
         return _biased(out[:, :, *kept], b).astype(x.dtype)
 
     def decompose(self, g: Graph, x: Value, w: Value, b: Value | None = None) -> Value:
-        """One convolution that makes all output phases as channels, and a shuffle that interleaves them.
+        """Convolutions that make the output phases as channels, and a shuffle that interleaves them.
 
-        Output element q (before the crop) gets x[i] w[t] for q = i * stride + t. With q = m * stride + r and
-        t = u * stride + r this is, for each phase r, an ordinary convolution over m with the flipped taps u; no zeros
-        are inserted into x and no multiplication is wasted where the kernel is a multiple of the stride.
+        Output element q (before the crop) gets x[i] w[t] for q = i * stride + t * dilation. With q = m * stride + r,
+        each phase r is an ordinary convolution over m with those taps t that lead to it. One convolution makes
+        all phases that have as many taps at the same places: no zeros are inserted into x or w, which would be
+        multiplied in vain, and by what is not finite.
         """
         strides, dilations, pads, extra = self._window(x.rank)
         n = x.rank - 2
         (out,) = self.infer_types([v.type for v in (x, w, b) if v is not None])
-        w = _dilated(g, w, dilations)
         kernel = [evaluate(size, {}) for size in w.shape[2:]]
-        phases = prod(strides)
-        taps = [-(-t // s) for t, s in zip(kernel, strides, strict=True)]
-        # Rows m of the phases that the crop keeps, which the pads of the convolution select where they can.
-        begins = [max(0, u - 1 - pads[d] // s) for d, (u, s) in enumerate(zip(taps, strides, strict=True))]
-        ends = [max(0, (kernel[d] + extra[d] - pads[d + n] - 1) // s) for d, s in enumerate(strides)]
-        weight = _phase_weights(g, w, strides, taps, self.groups)
-        bias = () if b is None else (_repeated(g, b, phases, self.groups),)
-        conv = Conv(pads=(*begins, *ends), groups=self.groups)
-        y = _interleaved(g, g.add(conv, x, weight, *bias)[0], strides, self.groups)
-        starts = [pads[d] - s * (taps[d] - 1 - begins[d]) for d, s in enumerate(strides)]
+        runs = [_phase_runs(*axis) for axis in zip(kernel, strides, dilations, strict=True)]
+        firsts = [pads[d] // s for d, s in enumerate(strides)]  # rows m that the crop keeps, and how many
+        more = [(dilations[d] * (k - 1) + extra[d] - pads[d + n]) // strides[d] for d, k in enumerate(kernel)]
+        rows = tuple(x.shape[d + 2] + more[d] - firsts[d] for d in range(n))
+
+        def made(chosen: tuple[_Phases, ...]) -> Value:
+            """The phases of one run of each axis, as [N, groups, phases.., O/g, m..]."""
+            counts = tuple(run.phases for run in chosen)
+            shape = (x.shape[0], self.groups, *counts, w.shape[1], *rows)
+            if any(run.taps == 0 for run in chosen):
+                return _biases(g, b, shape, x, n)
+            begins = [run.first + (run.taps - 1) * run.step - firsts[d] for d, run in enumerate(chosen)]
+            ends = [more[d] - run.first for d, run in enumerate(chosen)]
+            steps = tuple(run.step for run in chosen)
+            conv = Conv((), () if set(steps) == {1} else steps, (*begins, *ends), self.groups)
+            bias = () if b is None else (_repeated(g, b, prod(counts), self.groups),)
+            y = g.add(conv, x, _phase_weights(g, w, chosen, self.groups), *bias)[0]
+            return y if prod(strides) == 1 else g.add(Reshape(shape), y)[0]
+
+        def joined(chosen: tuple[_Phases, ...]) -> Value:
+            axis = len(chosen)
+            if axis == n:
+                return made(chosen)
+            parts = [joined((*chosen, run)) for run in runs[axis]]
+            return parts[0] if len(parts) == 1 else g.add(Concat(2 + axis), *parts)[0]
+
+        y = _interleaved(g, joined(()), strides)
+        starts = [pads[d] - s * firsts[d] for d, s in enumerate(strides)]
         if not any(starts) and y.shape == out.shape:
             return y
         return g.add(Slice((0, 0, *starts), out.shape, (1,) * x.rank), y)[0]
 
 
-def _dilated(g: Graph, w: Value, dilations: tuple[int, ...]) -> Value:
-    """The kernel with dilation - 1 zeros between its taps."""
-    if all(d == 1 for d in dilations):
-        return w
-    n = len(dilations)
-    spread: list[Size] = []
-    sizes: list[Size] = []
-    ends: list[Size] = []
-    for size, d in zip(w.shape[2:], dilations, strict=True):
-        spread += [size, 1]
-        ends += [0, d - 1]
-        sizes.append(size * d)
-    apart = g.add(Reshape((*w.shape[:2], *spread)), w)[0]
-    apart = g.add(Pad((0,) * (2 + 2 * n) + (0, 0, *ends)), apart)[0]
-    whole = g.add(Reshape((*w.shape[:2], *sizes)), apart)[0]
-    kept = tuple(size - d + 1 for size, d in zip(sizes, dilations, strict=True))
-    return g.add(Slice((0,) * w.rank, (*w.shape[:2], *kept), (1,) * w.rank), whole)[0]
+@dataclass(frozen=True)
+class _Phases:
+    """Neighbouring output phases of an axis whose sums have the same `taps`: x[m - first - j * step] for each j.
+
+    These are the taps t = number + j * apart of the kernel, `number` going from `start` on for one phase after another.
+    """
+
+    phases: int
+    taps: int
+    first: int
+    step: int
+    start: int
+    apart: int
 
 
-def _phase_weights(g: Graph, w: Value, strides: tuple[int, ...], taps: list[int], groups: int) -> Value:
-    """w [C, O/g, kernel..] as the weight [g * phases * O/g, C/g, taps..] of a convolution that gives every phase."""
-    n = len(strides)
-    c, o = w.shape[:2]
-    missing = [u * s - size for u, s, size in zip(taps, strides, w.shape[2:], strict=True)]
+def _phase_runs(kernel: int, stride: int, dilation: int) -> list[_Phases]:
+    """All phases of an axis, in order."""
+    common = gcd(stride, dilation)
+    apart, step, runs = stride // common, dilation // common, list[_Phases]()
+    for phase in range(stride):
+        start = next((t for t in range(apart) if t * dilation % stride == phase), kernel)
+        taps = max(-(-(kernel - start) // apart), 0)
+        first = (start * dilation - phase) // stride if taps else 0
+        last = runs[-1] if runs else None
+        follows = last is not None and (taps == 0 or start == last.start + last.phases)
+        if last is not None and follows and (last.taps, last.first) == (taps, first):
+            runs[-1] = replace(last, phases=last.phases + 1)
+        else:
+            runs.append(_Phases(1, taps, first, step, start, apart))
+    return runs
+
+
+def _biases(g: Graph, b: Value | None, shape: tuple[Size, ...], x: Value, n: int) -> Value:
+    """Phases that no tap leads to: the bias alone."""
+    if b is None:
+        return g.add(Expand(shape), g.constant(0, x.dtype))[0]
+    apart = g.add(Reshape((1, shape[1], *(1,) * n, shape[2 + n], *(1,) * n)), b)[0]
+    return g.add(Expand(shape), apart)[0]
+
+
+def _phase_weights(g: Graph, w: Value, runs: tuple[_Phases, ...], groups: int) -> Value:
+    """w [C, O/g, kernel..] as the weight [g * phases * O/g, C/g, taps..] of a convolution that gives these phases."""
+    n = len(runs)
+    c, o, *kernel = w.shape
+    sizes = [-(-evaluate(size, {}) // run.apart) for size, run in zip(kernel, runs, strict=True)]
+    missing = [u * run.apart - size for u, size, run in zip(sizes, kernel, runs, strict=True)]
     if any(m != 0 for m in missing):
         w = g.add(Pad((0,) * (n + 2) + (0, 0, *missing)), w)[0]
     split: list[Size] = []
+    kept: list[Size] = []
     starts: list[Size] = []
     steps: list[int] = []
-    for u, s in zip(taps, strides, strict=True):
-        split += [u, s]
-        starts += [u - 1, 0]
+    for u, run in zip(sizes, runs, strict=True):
+        split += [u, run.apart]
+        kept += [run.taps, run.phases]
+        starts += [run.taps - 1, run.start]
         steps += [-1, 1]
-    shape = (groups, c // groups, o, *split)
-    apart = g.add(Reshape(shape), w)[0]
-    if any(u > 1 for u in taps):
-        apart = g.add(Slice((0, 0, 0, *starts), shape, (1, 1, 1, *steps)), apart)[0]
+    shape = (groups, c // groups, o)
+    apart = g.add(Reshape((*shape, *split)), w)[0]
+    if split != kept or any(run.taps > 1 for run in runs):
+        apart = g.add(Slice((0, 0, 0, *starts), (*shape, *kept), (1, 1, 1, *steps)), apart)[0]
     order = (0, *range(4, 4 + 2 * n, 2), 2, 1, *range(3, 3 + 2 * n, 2))
     moved = g.add(Transpose(order), apart)[0]
-    return g.add(Reshape((groups * o * prod(strides), c // groups, *taps)), moved)[0]
+    phases, taps = prod(run.phases for run in runs), (run.taps for run in runs)
+    return g.add(Reshape((groups * o * phases, c // groups, *taps)), moved)[0]
 
 
 def _repeated(g: Graph, b: Value, times: int, groups: int) -> Value:
@@ -304,19 +347,18 @@ def _repeated(g: Graph, b: Value, times: int, groups: int) -> Value:
     return g.add(Reshape((b.shape[0] * times,)), g.add(Expand((groups, times, size)), rows)[0])[0]
 
 
-def _interleaved(g: Graph, y: Value, strides: tuple[int, ...], groups: int) -> Value:
-    """[N, g * phases * O/g, m..] -> [N, O, (m * stride)..] (pixel shuffle).
+def _interleaved(g: Graph, y: Value, strides: tuple[int, ...]) -> Value:
+    """[N, g, phases.., O/g, m..] -> [N, O, (m * stride)..] (pixel shuffle); what has one phase is [N, O, m..] already.
 
     The channels of a phase are next to each other: where images have their channels last, they are moved together.
     """
-    n, phases = len(strides), prod(strides)
-    if phases == 1:
+    n = len(strides)
+    if prod(strides) == 1:
         return y
-    batch, channels, *space = y.shape
-    o = channels // phases
-    apart = g.add(Reshape((batch, groups, *strides, o // groups, *space)), y)[0]
+    batch, groups = y.shape[:2]
+    channels, *space = y.shape[2 + n :]
     order = [0, 1, 2 + n]
     for d in range(n):
         order += [3 + n + d, 2 + d]
-    moved = g.add(Transpose(tuple(order)), apart)[0]
-    return g.add(Reshape((batch, o, *(m * s for m, s in zip(space, strides, strict=True)))), moved)[0]
+    moved = g.add(Transpose(tuple(order)), y)[0]
+    return g.add(Reshape((batch, groups * channels, *(m * s for m, s in zip(space, strides, strict=True)))), moved)[0]

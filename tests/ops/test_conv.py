@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from ops_oracle import check, ort, values
 
+import rlx
 from rlx.errors import DTypeError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
-from rlx.ir.graph import TensorType
+from rlx.ir.graph import Graph, TensorType
 from rlx.ir.shape import Dim
 from rlx.ops.conv import Conv, ConvTranspose
 from rlx.testing.interpret import check_op, make_node
@@ -108,22 +109,50 @@ TRANSPOSED: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((1, 2, 6), (2, 3, 1), {"strides": (2,), "output_padding": (1,)}),
     ((1, 2, 3), (2, 3, 5), {"strides": (2,), "pads": (4, 3)}),
     ((1, 2, 4), (2, 3, 2), {"pads": (2, 2)}),
+    (
+        (1, 2, 5, 4),
+        (2, 3, 3, 2),
+        {"strides": (4, 6), "dilations": (2, 4), "pads": (1, 3, 2, 5), "output_padding": (3, 4)},
+    ),
+    ((1, 2, 9), (2, 3, 4), {"strides": (3,), "dilations": (2,), "pads": (6, 5)}),
     ((1, 2, 2, 3, 2), (2, 1, 2, 2, 3), {"strides": (2, 2, 3)}),
 ]
 
 
+MORE_GROUPS = ((2, 6, 7, 9), (6, 2, 3, 3), {"groups": 3, "strides": (2, 1), "dilations": (1, 2), "pads": (1, 0, 0, 2)})
+
+
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("shape, weight, attributes", TRANSPOSED)
+@pytest.mark.parametrize("shape, weight, attributes", [*TRANSPOSED, MORE_GROUPS])
 def test_conv_transpose_matches_onnx_runtime(
     shape: tuple[int, ...], weight: tuple[int, ...], attributes: dict[str, Any], with_bias: bool
 ) -> None:
-    """The sum over taps and its decomposition into one convolution of all phases; also where padding shows the bias."""
+    """The sum over taps and its decomposition into convolutions of the phases; also where padding shows the bias."""
     groups = attributes.get("groups", 1)
     bias = [values((weight[1] * groups,), seed=2)] if with_bias else []
     inputs = [values(shape), values(weight, seed=1), *bias]
     (y,) = check(ConvTranspose(**attributes), *inputs, static=(1, 2))
     onnx_names = {("group" if name == "groups" else name): v for name, v in attributes.items()}
     np.testing.assert_allclose(y, ort("ConvTranspose", *inputs, **onnx_names)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape, weight, attributes", [*TRANSPOSED, MORE_GROUPS])
+def test_what_is_not_finite_reaches_only_what_has_a_tap_of_it(
+    shape: tuple[int, ...], weight: tuple[int, ...], attributes: dict[str, Any]
+) -> None:
+    """No element of the input is multiplied by a zero that fills the kernel up."""
+    op, x, w = ConvTranspose(**attributes), values(shape), values(weight, seed=1)
+    g = Graph("transposed")
+    g.output(g.add(op, g.input("x", shape), g.param("w", weight))[0], "y")
+    model = rlx.compile(g, device="cpu")
+    model.set_params({"w": w})
+    for bad in (np.nan, np.inf):
+        for place in (0, x.size // 2, x.size - 1):
+            spoilt = x.copy()
+            spoilt.flat[place] = bad
+            with np.errstate(all="ignore"):
+                want = op.reference(spoilt, w)
+            np.testing.assert_allclose(model.run([spoilt])[0], want, rtol=1e-4, atol=1e-5)
 
 
 def test_conv_transpose_of_other_types_and_sizes() -> None:

@@ -89,6 +89,12 @@ def library():
                 f.loop(0, "%n", w, [], below)
                 f.ret()
                 functions.append(f)
+            else:
+                f = Function(f"sigmoid_of_f32_{dtype}_{w}", [("ptr", "x"), ("ptr", "z"), ("ptr", "y"), ("i64", "n")])
+                of_f32 = functools.partial(turn, f, ty, w, lambda f, x, z, w, d: vmath.sigmoid_of_f32(f, x, w), dtype)
+                f.loop(0, "%n", w, [], of_f32)
+                f.ret()
+                functions.append(f)
             for name, emit in vmath.BINARY.items():
                 f = Function(f"{name}_{dtype}_{w}", [("ptr", "x"), ("ptr", "z"), ("ptr", "y"), ("i64", "n")])
                 f.loop(0, "%n", w, [], functools.partial(turn, f, ty, w, emit, dtype))
@@ -199,6 +205,19 @@ def test_the_exponential_of_what_is_not_above_zero():
     assert ulps(run("exp_below", x), reference("exp", x)).max() <= 1.5
     ends = np.array([0.0, -0.0, -89.0, -1e30, -INF, NAN], np.float32)
     np.testing.assert_array_equal(run("exp_below", ends), np.array([1, 1, 0, 0, 0, NAN], np.float32))
+
+
+def test_the_sigmoid_of_f32_in_f64():
+    """Rounded to f32 it is what the exact sigmoid rounds to, but where that lies in the middle of two to 2^-50."""
+    x = inputs("sigmoid", "f32").astype(np.float64)
+    x = np.concatenate([x, np.linspace(-120, 120, 9999, dtype=np.float32).astype(np.float64)])
+    exact = np.where(x < 0, np.exp(x.astype(np.longdouble)), 1) / (1 + np.exp(-np.abs(x.astype(np.longdouble))))
+    got = run("sigmoid_of_f32", x)
+    normal = exact > 1e-46
+    assert np.abs(got / exact - 1)[normal].max() <= 2.0**-50
+    np.testing.assert_array_equal(got.astype(np.float32), exact.astype(np.float32))
+    ends = np.array([0.0, -0.0, 3e38, -3e38, INF, -INF, NAN])
+    np.testing.assert_array_equal(run("sigmoid_of_f32", ends).astype(np.float32), [0.5, 0.5, 1, 0, 1, 0, NAN])
 
 
 @pytest.mark.parametrize("dtype, limit", [("f32", 2e-7), ("f64", 3e-16)])

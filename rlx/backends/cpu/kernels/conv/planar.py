@@ -9,6 +9,8 @@ index says which plane it is: of one image of one channel, x'[d, t, ..] = x[d s 
 
 from __future__ import annotations
 
+from typing import cast
+
 from rlx.ir.shape import Size
 from rlx.kernels.expr import I64, Expr, Load, Select, Var, const, guarded, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
@@ -55,8 +57,7 @@ def _padded(kernel: Kernel, anchor: Conv) -> tuple[Expr, list[Kernel]]:
     i0, i1, i2, i3, i4 = out_vars(5)
     number, channel, row, column = out_vars(4)
     before, after = anchor.pads[0], anchor.pads[3]
-    plane: Expr = number * anchor.strides[0]
-    own: Expr = channel
+    plane, own = number * anchor.strides[0], cast(Expr, channel)
     if channels == 1:
         plane, own = plane + channel * anchor.dilations[0], const(0, I64)
     if before == 0 == after:

@@ -13,7 +13,7 @@ order: its bits are those of a product by panels (`gemm.kernel`), and depend on 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec, void, width
@@ -33,6 +33,9 @@ STEPS = 8  # rows of k that are added to a strip at once
 AT_ONCE = {1: 4, 2: 4, 3: 2, 4: 2}  # vectors of a strip, by the rows whose sums are in registers
 HELD = 8  # elements of the few rows that are in registers all along a strip
 ACROSS = 8  # of the few rows whose sums are in registers at once, across
+AHEAD = 256  # bytes of a row from what is read to what is fetched from memory
+LONG = 1024  # bytes of a row, from which on that saves time
+WAITING = 2  # of the few rows at most that take less time than reading the others from memory
 LINE = 64  # bytes of each row that are transposed together
 
 
@@ -289,10 +292,13 @@ def _add_squares(types: Types, rows: int) -> Function:
     for _ in range((lanes - 1) // 3):
         threes.append(f.offset(threes[-1], f.mul(step, 3)))
 
-    def add(k: str, steps: int, acc: list[str]) -> list[str]:
+    def add(k: str, steps: int, acc: list[str], *, fetch: bool = False) -> list[str]:
         """Adds `steps` steps from k: squares of elements, or one."""
         acc, pointers = list(acc), [f.opaque(f.gep(p, k, many)) for p in threes]
         lines = [f.offset(pointers[r // 3], (0, step, twice)[r % 3]) for r in range(lanes)]
+        if fetch:
+            for p in lines:
+                f.prefetch(f.offset(p, AHEAD))
         a = f.gep("%few", f.mul(k, rows), ty)
         for at in range(0, steps, square):
             own = [f.gep(p, at, many) for p in lines]
@@ -306,10 +312,17 @@ def _add_squares(types: Types, rows: int) -> Function:
     def block(k0: str, _: list[str]) -> None:
         k1 = f.min(f.add(k0, "%block"), "%k")
         acc, k = [constant(0.0, v)] * rows, k0
-        for steps in (LINE // types.sums.itemsize, square, 1):
+        line = LINE // types.sums.itemsize
+        ways = [(line, False), (square, False), (1, False)]
+        if rows <= WAITING:
+            ways.insert(0, (line, True))
+        for steps, fetch in ways:
             end = f.add(k, f.and_(f.sub(k1, k), -steps)) if steps > 1 else k1
+            if fetch:
+                end = f.select(f.cmp("ge", "%k", LONG // types.many.itemsize), end, k)
             typed = [(v, x) for x in acc]
-            acc = f.loop(k, end, steps, typed, lambda at, acc, steps=steps: add(at, steps, acc))  # type: ignore[misc]
+            step = partial(add, fetch=fetch)
+            acc = f.loop(k, end, steps, typed, lambda at, acc, steps=steps, step=step: step(at, steps, acc))  # type: ignore[misc]
             k = end
         places = [f.gep("%out", f.mul("%line", i), ty) for i in range(rows)]
         first = f.cmp("eq", k0, 0)

@@ -28,6 +28,7 @@ from rlx.backends.cpu.kernels.recurrence.cells import (
     tile_rows,
     whole_sums,
 )
+from rlx.backends.cpu.kernels.recurrence.packing import layout
 from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec, void
 from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
@@ -35,18 +36,13 @@ from rlx.backends.cpu.loops.looks import look, looking_loop
 from rlx.backends.cpu.native.os_ir import NO_PAUSE, PAUSE
 from rlx.backends.cpu.native.runner_ir import MIDWAY
 from rlx.backends.cpu.schedule.arguments import Argument, ArgumentTable, Computed, KernelCode, Part, Pointer, once, part
-from rlx.backends.cpu.schedule.recurrence import BLOCKS, LINE, MEMBERS, TEAM_ROWS
-from rlx.backends.cpu.strategy import Setting
+from rlx.backends.cpu.schedule.recurrence import BLOCKS, LINE, MEMBERS
 from rlx.backends.cpu.target import Target
-from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Node
-from rlx.ir.shape import Size, ceildiv
-from rlx.kernels.expr import Cast, Load, Reduce, Select, Var, const, guarded
-from rlx.kernels.lowering import out_vars
-from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.ir.shape import Size
+from rlx.kernels.program import Buffer, Kernel
 from rlx.ops.recurrent import Function as Activation
 from rlx.ops.recurrent import Recurrence
-from rlx.records import replace
 
 __all__ = ["accepts", "emit", "layout"]
 
@@ -62,45 +58,6 @@ def accepts(node: Node) -> bool:
     lengths = [v.dtype.name for name, v in zip(op.optional, extra, strict=True) if name == "lengths"]
     sized = isinstance(r.shape[2], int) and 0 < r.shape[2] <= (MOST_WHOLE if op.round_state else r.shape[2])
     return sized and x.dtype.name in ("f32", "f64") and set(lengths) <= {"i32", "u32"}
-
-
-def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
-    """The kernels that pack the recurrent weights, and the recurrence on them, with its state."""
-    node = kernel.special
-    assert node is not None
-    s = shape_of(node, setting.target)
-    x, r, *extra = kernel.operands
-    made: list[Kernel] = []
-    packed: list[Buffer] = []
-    name = kernel.results[0].name
-    kind = "prepared" if r.is_fixed else "arena"
-    for number, stage in enumerate(s.stages):
-        shape = (s.op.directions, s.groups, s.depth, s.panels, len(stage), s.lanes, *[s.each] * (s.each > 1))
-        buffer = Buffer(f"{name}.r{number}", kind, shape, r.dtype)
-        own = out_vars(len(shape))
-        d, group, at, panel, gate, lane = own[:6]
-        unit = (group * s.panels + panel) * s.lanes + lane
-        depth = at * s.each + own[6] if s.each > 1 else at
-        element = Load(r, (d, (gate + stage[0]) * s.hidden + unit, depth), r.dtype)
-        inside = unit < s.hidden
-        if s.depth * s.each != s.hidden:
-            inside = inside & (depth < s.hidden)
-        padded = s.padded * s.depth * s.each != s.hidden * s.hidden
-        filled = Select(inside, guarded(element, inside), const(0, r.dtype)) if padded else element
-        made.append(Kernel("pack r", (Store(buffer, shape, own, filled),), nodes=kernel.nodes))
-        packed.append(buffer)
-    d_size = s.op.directions
-    if s.fours:
-        packed.append(Buffer(f"{name}.totals", kind, (d_size, s.gates * s.hidden), DTYPES["i32"]))
-        (d, unit), k = out_vars(2), Var("r0")
-        weight = Cast(Load(r, (d, unit, k), r.dtype), DTYPES["i32"])
-        total = Reduce("add", (k,), (s.hidden,), weight, DTYPES["i32"])
-        stores = (Store(packed[-1], packed[-1].shape, out_vars(2), total),)
-        made.append(Kernel("sums of r", stores, nodes=kernel.nodes))
-    state = Buffer(f"{name}.state", "arena", (s.planes, d_size, s.batch, s.padded), s.dtype)
-    sync = Buffer(f"{name}.sync", "arena", (d_size, ceildiv(s.batch, TEAM_ROWS), 1 + BLOCKS, LINE), DTYPES["i64"])
-    made.append(replace(kernel, operands=(x, *packed, *extra), results=(*kernel.results, state, sync)))
-    return made
 
 
 # ---- code
