@@ -6,7 +6,7 @@ What a normal form, a token or a number is, is as ONNX says, and ONNX Runtime wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from rlx.ops.select import Produced
 
 __all__ = [
     "FindKeys",
-    "NgramWeights",
+    "NgramCounts",
     "NumberToString",
     "RegexFullMatch",
     "StringConcat",
@@ -373,128 +373,53 @@ class FindKeys(Op):
 
 
 @register
-class NgramWeights(Op):
-    """How often n-grams occur in x [C] or [N, C], as features f32 [F] or [N, F]. (ONNX TfIdfVectorizer)
+class NgramCounts(Op):
+    """How often n-grams occur in x [C] or [N, C], as features f32 [F] or [N, F]. (ONNX TfIdfVectorizer, mode TF)
 
-    `pool` [P] has the n-grams of each n one after the other, and `starts` where those of n = 1, 2, ... begin. `places`
-    i64 has for each n-gram, in that order, its feature, and `weights` f32 its weight. Of the n-grams with n from
-    `shortest` to `longest`, items apart by 1 to `skips` + 1 count (for n = 1 only once). Mode "TF" gives counts, "IDF"
-    the weight of what occurs, "TFIDF" counts times weights.
+    The n-grams are a tree: the children of node n are the nodes `first`[n] + 1 to `first`[n + 1], of which node e + 1
+    is reached by the item `items`[e], and those of a node ascend; node 0 is the root. `feature` has for each node the
+    feature of the n-gram that ends there, or -1. All are i64. Of the n-grams with n from `shortest` to `longest`, items
+    apart by 1 to `skips` + 1 count (for n = 1 only once).
     """
 
-    strings: ClassVar[str] = "moved"
-
-    starts: tuple[int, ...]
     features: int
-    mode: str = "TF"
     shortest: int = 1
     longest: int = 1
     skips: int = 0
 
-    def infer(self, x: TensorType, pool: TensorType, places: TensorType, weights: TensorType) -> TensorType:
-        _alike(self, x, pool, "the pool")
-        check_kind(self, x, "ius")
+    def infer(self, x: TensorType, first: TensorType, items: TensorType, feature: TensorType) -> TensorType:
+        for t in (x, first, items, feature):
+            if t.dtype is not I64 or (t is not x and t.rank != 1):
+                raise DTypeError(f"ngram_counts: expected i64, and tables of one axis, got {t}")
         if x.rank not in (1, 2):
-            raise ShapeError(f"ngram_weights: expected x [C] or [N, C], got {x}")
-        if self.mode not in ("TF", "IDF", "TFIDF") or not 0 <= self.skips < 64 or not 0 < len(self.starts) <= 16:
-            raise OptionError(
-                f"ngram_weights: mode {self.mode!r} must be TF, IDF or TFIDF, skips {self.skips} below 64, and there "
-                f"are 1 to 16 starts, got {self.starts}"
-            )
-        grams = sum(self._sizes(pool.shape[0]))
-        if places != TensorType((grams,), I64) or weights != TensorType((grams,), F32):
-            raise ShapeError(f"ngram_weights: expected i64[{grams}] and f32[{grams}], got {places}, {weights}")
+            raise ShapeError(f"ngram_counts: expected x [C] or [N, C], got {x}")
+        if not 0 <= self.skips < 64 or self.longest > 16:
+            raise OptionError(f"ngram_counts: skips {self.skips} must be below 64, n {self.longest} at most 16")
+        unify(first.shape[0], items.shape[0] + 2, f"ngram_counts: {first} and the items {items}")
+        unify(feature.shape[0], items.shape[0] + 1, f"ngram_counts: {feature} and the items {items}")
         return TensorType((*x.shape[:-1], self.features), F32)
 
-    def _sizes(self, pool: Size) -> list[int]:
-        """The numbers of n-grams of n = 1, 2, ..."""
-        ends = (*self.starts[1:], pool)
-        spans = [(n, b - a) for n, (a, b) in enumerate(zip(self.starts, ends, strict=True), 1) if isinstance(b, int)]
-        if len(spans) < len(ends) or any(size < 0 or size % n for n, size in spans) or self.starts[0] != 0:
-            raise ShapeError(f"ngram_weights: the starts {self.starts} don't fit a pool of {pool}")
-        return [size // n for n, size in spans]
-
     def work(self, *x: TensorType) -> Work:
-        grams = numel(x[0].shape) * len(self.starts) * (self.skips + 1)
+        grams = numel(x[0].shape) * self.longest * (self.skips + 1)
         read = sum((tensor_bytes(t) for t in x), start=0)
         return Work(grams * 20, read, tensor_bytes(self.infer_types(x)[0]))
 
-    def reference(self, x: Array, pool: Array, places: Array, weights: Array) -> Array:
-        if places.size and not 0 <= int(places.min()) <= int(places.max()) < self.features:
-            raise ExecutionError(f"ngram_weights: a place is outside of {self.features} features")
-        rows = x if x.ndim == 2 else x[None]
-        if x.dtype == STRING.numpy:
-            _, both = np.unique(np.concatenate([pool, rows.reshape(-1)]), return_inverse=True)
-            pool, rows = both[: len(pool)], both[len(pool) :].reshape(rows.shape)
-        tree = _tree(pool.astype(np.int64).tobytes(), self.starts)
-        out = np.zeros((len(rows), self.features), np.float32)
-        for row, gram in self._found(rows.astype(np.int64), tree):
-            np.add.at(out, (row, places[gram]), np.float32(1))
-        if self.mode == "IDF":
-            out = (out > 0).astype(np.float32)
-        if self.mode != "TF":
-            scale = np.zeros(self.features, np.float32)
-            scale[places] = weights
-            out *= scale
+    def reference(self, x: Array, first: Array, items: Array, feature: Array) -> Array:
+        out = np.zeros((numel(x.shape[:-1]), self.features), np.float32)
+        children = [
+            dict(zip(items[a:b].tolist(), range(a + 1, b + 1), strict=True)) for a, b in pairwise(first.tolist())
+        ]
+        for row, line in zip(x.reshape(len(out), -1).tolist(), out, strict=True):
+            for step in range(1, self.skips + 2):
+                for start in range(len(row)):
+                    node: int | None = 0
+                    for n, item in enumerate(row[start::step][: self.longest], 1):
+                        node = children[node or 0].get(item)
+                        if node is None:
+                            break
+                        at = int(feature[node])
+                        if n >= self.shortest and (n > 1 or step == 1) and at >= 0:
+                            if at >= self.features:
+                                raise ExecutionError(f"ngram_counts: {at} is none of {self.features} features")
+                            line[at] += 1
         return out.reshape(*x.shape[:-1], self.features)
-
-    def _found(self, rows: Array, tree: Sequence[_Level]) -> Iterable[tuple[Array, Array]]:
-        """The rows and numbers of the n-grams that occur, for each n and distance."""
-        for step in range(1, self.skips + 2):
-            node = np.zeros(rows.shape, np.int64)
-            for n, level in enumerate(tree[: self.longest], 1):
-                width = rows.shape[1] - (n - 1) * step
-                if width < 1:
-                    break
-                node = level.children(node[:, :width], rows[:, (n - 1) * step :])
-                if n >= self.shortest and (n > 1 or step == 1):
-                    row, at = np.nonzero(level.grams[node] >= 0)
-                    yield row, level.grams[node[row, at]]
-
-
-class _Level:
-    """The nodes of one level of the tree of n-grams, by their pairs (node of the level before, item).
-
-    `grams` has for each node the number of the n-gram that ends there, or -1; node -1 stands for none.
-    """
-
-    def __init__(self, pairs: dict[tuple[int, int], int]) -> None:
-        order = sorted(pairs)
-        table = np.array(order, np.int64).reshape(-1, 2)
-        self.items = np.unique(table[:, 1])
-        self.keys = table[:, 0] * len(self.items) + np.searchsorted(self.items, table[:, 1])
-        self.order = np.argsort(self.keys)
-        self.keys = self.keys[self.order]
-        self.nodes = np.array([pairs[pair] for pair in order], np.int64)[self.order]
-        self.grams = np.full(len(pairs) + 1, -1, np.int64)
-
-    def children(self, node: Array, item: Array) -> Array:
-        """The node that each item leads to."""
-        if not len(self.keys):
-            return np.full(node.shape, -1, np.int64)
-        at = np.minimum(np.searchsorted(self.items, item), len(self.items) - 1)
-        key = np.where((self.items[at] == item) & (node >= 0), node * len(self.items) + at, -1)
-        place = np.minimum(np.searchsorted(self.keys, key), len(self.keys) - 1)
-        return np.where(self.keys[place] == key, self.nodes[place], -1)
-
-
-@lru_cache(maxsize=16)
-def _tree(pool: bytes, starts: tuple[int, ...]) -> list[_Level]:
-    """The n-grams of a pool as a tree, one level for each position."""
-    items = np.frombuffer(pool, np.int64).tolist()
-    pairs: list[dict[tuple[int, int], int]] = [{} for _ in starts]
-    ends: list[tuple[int, int, int]] = []  # length, node, number
-    number = 0
-    for n, (a, b) in enumerate(zip(starts, (*starts[1:], len(items)), strict=True), 1):
-        for at in range(a, b, n):
-            node = 0
-            for depth, item in enumerate(items[at : at + n]):
-                node = pairs[depth].setdefault((node, item), len(pairs[depth]))
-            ends.append((n, node, number))
-            number += 1
-    levels = [_Level(p) for p in pairs]
-    for n, node, gram in ends:
-        if levels[n - 1].grams[node] >= 0:
-            raise ExecutionError("ngram_weights: an n-gram is twice in the pool")
-        levels[n - 1].grams[node] = gram
-    return levels

@@ -1,9 +1,9 @@
 """The disk cache of whole artifacts: what was compiled from a model file, with its packed weights.
 
 An entry is found by the identity of the model file (device, inode, size, time of change and a hash of its first 64
-KiB), the options that code depends on, the processor, the versions of rlx, Python and LLVM. It lists the other files
-that the import read, such as external weights, and is void when one of them has changed. Params that are used as they
-lie in a mapped file stay there; packed ones are in the entry.
+KiB), the values of inputs that are constants, the options that code depends on, the processor, the versions of rlx,
+Python and LLVM. It lists the other files that the import read, such as external weights, and is void when one of them
+has changed. Params that are used as they lie in a mapped file stay there; packed ones are in the entry.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class ArtifactCache:
     only means misses, never an error.
     """
 
-    def __init__(self, options: CompileOptions, policy: str, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, options: CompileOptions, policy: str, values: str = "", max_bytes: int = MAX_BYTES) -> None:
         self.policy = policy  # for the device "auto"
+        self.values = values  # of inputs that are constants in what is compiled
         self.folder = (cache_folder() if options.cache_dir is None else Path(options.cache_dir)) / "artifacts"
         self.max_bytes = max_bytes
 
@@ -115,7 +116,16 @@ class ArtifactCache:
         targets = [restorer.target() for restorer in map(restorer_named, devices) if restorer is not None]
         versions = (FORMAT, build_identity(), source_times(), targets)
         key = repr(
-            (os.path.abspath(path), identity, head, options.device, self.policy, sorted(chosen.items()), versions)
+            (
+                os.path.abspath(path),
+                identity,
+                head,
+                options.device,
+                self.policy,
+                self.values,
+                sorted(chosen.items()),
+                versions,
+            )
         )
         return self.folder / (sha256(key.encode()).hexdigest() + ENDING)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -189,8 +190,8 @@ class Session:
         `values` makes constants of inputs of an ONNX file. Where elements of others decide ranks (axes), it gives a
         `Specialised`: each run reads them, and the first with a new value compiles, up to `variants` of them.
 
-        `transform` is applied to the graph before it is compiled, as `rlx.lora` and `rlx.bind_cache` are. With it,
-        values or a registry, a model file is compiled anew, not taken from the cache.
+        `transform` is applied to the graph before it is compiled, as `rlx.lora` and `rlx.bind_cache` are. With it or a
+        registry, a model file is compiled anew, not taken from the cache.
 
         An artifact, whose machine code is trusted like a shared library, is only read under its own ending, .rlxart;
         `allow_code` reads it under any name. With `portable_only` only its graph and weights are taken, which are
@@ -275,13 +276,15 @@ class Session:
         """A model file with these values of inputs, from the cache or compiled."""
         # An importer settles dims by itself; what comes after it goes without.
         settled = chosen if kind == TEXT else chosen.with_options({"dims": None})
-        kept = chosen.cache and kind != TEXT and registry is None and transform is None and not values
-        cache = ArtifactCache(chosen, repr(rules)) if kept else None
+        text = _told(values) if chosen.cache and kind != TEXT and transform is None else None
+        kept = text is not None and self.registry is None  # another registry is that of the variants of one model
+        cache = ArtifactCache(chosen, repr(rules), text or "") if kept else None
         if cache is not None and isinstance(path, Path):
-            found = cache.find(path, chosen, settled, lambda: import_graph(path, kind, chosen.dims))
+            again = partial(import_graph, path, kind, chosen.dims, values=values)
+            found = cache.find(path, chosen, settled, again)
             if found is not None:
                 if rules is not None:
-                    found.decide = lambda: _decided(import_graph(path, kind, chosen.dims), rules, settled)
+                    found.decide = lambda: _decided(again(), rules, settled)
                 return found
         from rlx.estimate.admit import Admission
 
@@ -301,6 +304,15 @@ class Session:
 
         own = {name: getattr(self.options, name) for name in names_of(CompileOptions)}
         return estimate(model, **{**own, **options})
+
+
+def _told(values: Values) -> str | None:
+    """The values as text, where that tells them from others."""
+    if not values:
+        return ""
+    from rlx.ir.given import values_text
+
+    return values_text(values)
 
 
 def _transformed(graph: Graph, transform: Callable[[Graph], Graph] | None) -> Graph:

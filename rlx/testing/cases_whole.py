@@ -61,6 +61,16 @@ def _places(name: str, n: Size, m: Size) -> Cases:
         yield case(_op(name, center), Operand((2, m, 4), "f32", "unit"), Operand((2, n, m), "f32", "ties"), *limits)
 
 
+def _ngram_counts(name: str, n: Size, m: Size) -> Cases:
+    """The n-grams 0, 2, 0 1, 2 0 and 2 2 1 in items of 0 to 3, one of which leads nowhere."""
+    first, items, feature = (0, 2, 3, 5, 5, 5, 6, 6), (0, 2, 1, 0, 2, 1), (-1, 1, 0, 2, 5, -1, 3)
+    tables = [Operand((len(t),), "i64", data=t) for t in (first, items, feature)]
+    for shortest, longest, skips in ((1, 1, 0), (1, 3, 0), (2, 3, 2), (2, 2, 1), (3, 2, 0)):
+        op = _op(name, 6, shortest, longest, skips)
+        yield case(op, Operand((n, m), "i64", "index", 3), *tables)
+        yield case(op, Operand((12,), "i64", data=(2, 2, 1, 0, 1, 2, 0, 3, 2, 2, 0, 1)), *tables)
+
+
 def _pair_distances(name: str, n: Size, m: Size) -> Cases:
     for root in (False, True):
         for dtype in FLOATS:
@@ -122,6 +132,7 @@ WHOLE: dict[str, Make] = {
     "grouped_matmul": _grouped_matmul,
     "non_max_places": _places,
     "non_zero_places": _places,
+    "ngram_counts": _ngram_counts,
     "pair_distances": _pair_distances,
     "search_sorted": _search_sorted,
     "tree_ensemble": _tree_ensemble,

@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import rlx
+from rlx.compiler import Compilation
 from rlx.errors import (
     ClosedError,
     ExecutionError,
@@ -24,6 +25,7 @@ from rlx.errors import (
 )
 from rlx.importers.onnx import load, preflight
 from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.restore import StoredCompilation
 
 F32, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
@@ -390,3 +392,24 @@ def test_shapes_that_can_not_broadcast_stay_an_error(tmp_path: Path) -> None:
     model.set_params({"w": np.zeros((1, 1, 3, 3), np.float32)})
     with pytest.raises(ExecutionError, match="in this run"):
         model.run([np.ones((1, 1, 3, 4), np.float32)])
+
+
+def test_variants_are_kept_in_the_cache(tmp_path: Path) -> None:
+    """A later process finds what was compiled for each value, and only for that; results are the same."""
+    path, cache = sums(tmp_path), tmp_path / "cache"
+    made = []
+    for _ in range(2):
+        model = rlx.load(path, device="cpu", cache_dir=cache)
+        made.append([model.run([X, axes_of(axis)])[0] for axis in (0, 1)])
+        kinds = [type(variant._compilation) for variant in model.variants.values()]
+        model.close()
+    assert kinds == [StoredCompilation, StoredCompilation]
+    for first, second, axis in zip(*made, (0, 1), strict=True):
+        assert first.tobytes() == second.tobytes()
+        np.testing.assert_allclose(second, (X + np.float32(0.5)).sum(axis), rtol=1e-5)
+    model = rlx.load(path, device="cpu", cache_dir=cache)
+    model.run([X, axes_of(2)])
+    assert not isinstance(model.variants["axes=[2]"]._compilation, StoredCompilation)
+    for expected in (Compilation, StoredCompilation):
+        fixed = rlx.load(path, device="cpu", cache_dir=cache, values={"axes": axes_of(-1)})
+        assert isinstance(fixed._compilation, expected)

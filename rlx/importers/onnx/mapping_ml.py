@@ -23,6 +23,7 @@ from rlx.ops.elementwise import (
     GreaterEqual,
     IsNan,
     Less,
+    Maximum,
     Mul,
     Or,
     Pow,
@@ -32,7 +33,7 @@ from rlx.ops.elementwise import (
     Tanh,
     Where,
 )
-from rlx.ops.index import Gather
+from rlx.ops.index import Gather, SearchSorted
 from rlx.ops.layout import Concat, Pad, Slice
 from rlx.ops.reduction import ArgMax, ReduceMax, ReduceSum
 from rlx.ops.strings import FindKeys
@@ -281,9 +282,8 @@ def _mapped(ctx: NodeContext, x: Value, keys: Array, values: Array, default: Val
     Integers that lie close together are places of a table, and few keys are compared one by one, both by kernels.
     """
     table = ctx.graph.constant(keys)
-    dense = _is_dense(keys)
-    if dense or keys.size > FEW_KEYS:
-        found = _place_of(ctx, x, keys) if dense else ctx.add(FindKeys(), x, table)
+    if _is_dense(keys) or keys.size > FEW_KEYS:
+        found = place_of(ctx, x, keys)
         known = ctx.add(Less(), found, ctx.constant(keys.size, I64))
         at = ctx.add(Where(), known, found, ctx.constant(0, I64))
     else:
@@ -302,8 +302,25 @@ def _is_dense(keys: Array) -> bool:
     return keys.dtype.kind == "i" and int(keys.max()) - int(keys.min()) < max(SPARSE * keys.size, SMALL_TABLE)
 
 
-def _place_of(ctx: NodeContext, x: Value, keys: Array) -> Value:
-    """The number of the first key that each element is, or the number of keys, by a table of what lies between them."""
+def place_of(ctx: NodeContext, x: Value, keys: Array) -> Value:
+    """The number of the first key that each element equals, or the number of keys where none does.
+
+    By a table of what lies between the keys, or by halving; only strings, and NaN as a key, are looked up by the host.
+    """
+    if _is_dense(keys):
+        return _by_table(ctx, x, keys)
+    if keys.dtype.kind not in "iuf" or np.isnan(keys).any():
+        return ctx.add(FindKeys(), x, ctx.graph.constant(keys))
+    ordered, places = np.unique(keys, return_index=True)
+    flat = ctx.reshape(x, 1, numel(x.shape))
+    below = ctx.add(SearchSorted(), ctx.constant(ordered[None], x.dtype), flat)
+    at = ctx.add(Maximum(), ctx.reshape(ctx.add(Sub(), below, ctx.constant(1, I64)), *x.shape), ctx.constant(0, I64))
+    same = ctx.add(Equal(), ctx.add(Gather(0), ctx.graph.constant(ordered), at), x)
+    found = ctx.add(Gather(0), ctx.graph.constant(places.astype(np.int64)), at)
+    return ctx.add(Where(), same, found, ctx.constant(keys.size, I64))
+
+
+def _by_table(ctx: NodeContext, x: Value, keys: Array) -> Value:
     low, count = int(keys.min()), int(keys.max()) - int(keys.min()) + 1
     places = np.full(count, keys.size, np.int64)
     places[keys[::-1].astype(np.int64) - low] = np.arange(keys.size)[::-1]
