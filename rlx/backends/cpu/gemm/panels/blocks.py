@@ -40,7 +40,7 @@ from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
-__all__ = ["ENCODED", "EncodedBlocks", "blocks_of", "few_rows", "has_code"]
+__all__ = ["ENCODED", "EncodedBlocks", "blocks_of", "few_rows", "has_code", "multiplied_in_memory"]
 
 F32 = DTYPES["f32"]
 LANE = Var("lane")
@@ -218,12 +218,15 @@ def _decode(tile: Tile, encoding: Encoding) -> Function:
     return f
 
 
-def _many(tile: Tile, encoding: Encoding) -> Function:
-    """Decodes two panels to `copy`, so many steps of k at a time that they stay in L1, which other products then read."""
-    f = Function(f"rlx_{encoding.name}_many", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
+def multiplied_in_memory(tile: Tile, name: str, decode: Function, block: int, block_bytes: int) -> Function:
+    """Decodes two panels to `copy`, as many steps of k at a time as stay in L1, which other products then read.
+
+    `decode(b, out, k)` decodes so many steps of a panel, in blocks of the encoding that take so many bytes of it.
+    """
+    f = Function(f"rlx_{name}_many", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
     plain = gemm.gemm_block(replace(tile, format=AS_SUMS), internal=True, adds=True)
-    decode, steps = _decode(tile, encoding), decoded_steps(encoding.block)
-    stride, nbytes = f.mul(f.min("%k", steps), WIDTH), steps // encoding.block * encoding.block_bytes * ROW
+    steps = decoded_steps(block)
+    stride, nbytes = f.mul(f.min("%k", steps), WIDTH), steps // block * block_bytes
 
     def two_panels(column: str, _: list[str]) -> None:
         columns = f.min(f.sub("%columns", column), 2 * WIDTH)
@@ -248,6 +251,12 @@ def _many(tile: Tile, encoding: Encoding) -> Function:
     f.loop(0, "%columns", 2 * WIDTH, [], two_panels)
     f.ret()
     return f
+
+
+def _many(tile: Tile, encoding: Encoding) -> Function:
+    """Decodes to memory by the encoding's own expression."""
+    size = encoding.block_bytes * ROW
+    return multiplied_in_memory(tile, encoding.name, _decode(tile, encoding), encoding.block, size)
 
 
 # ---- the format
