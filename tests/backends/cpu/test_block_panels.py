@@ -13,6 +13,7 @@ from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.kernel import gemm_kernel
 from rlx.backends.cpu.gemm.panels import block_formats
 from rlx.backends.cpu.gemm.panels import blocks as block_panels
+from rlx.backends.cpu.gemm.panels.q8_codes import CODES as Q8_CODES
 from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.jit.compile import compile_object
 from rlx.backends.cpu.jit.load import load_object
@@ -84,21 +85,42 @@ def test_products(encoding: str) -> None:
             assert np.all(wrong <= allowed(x, w) + 2.0**-23 * (np.abs(bias) + 1)), (n, k, m)
 
 
+OTHERS = pytest.mark.parametrize("encoding", sorted(set(FORMATS) - set(block_formats.CODES)))
+
+
 @pytest.mark.sample(6)
-@pytest.mark.parametrize("encoding", sorted(set(FORMATS) - set(block_formats.CODES)))
-def test_products_that_decode_to_memory(encoding: str) -> None:
-    """Encodings without code of their own, of any number of rows; they take what the encoding takes."""
+@pytest.mark.parametrize("vector_bytes", WIDTHS)
+@OTHERS
+def test_products_of_decoded_weights(encoding: str, vector_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encodings that tile registers don't read, of any number of rows; they take what the encoding takes, or less."""
+    pretend(monkeypatch, vector_bytes=vector_bytes, tiles=False, float_tiles=False)
     block = encoding_named(encoding).block
-    for n, k in ((1, block), (47, 3 * block), (130, 2 * block)):
+    for n, k in ((1, block), (47, 3 * block), (130, 7 * block)):
         stored, w = weights(encoding, n, k)
         model, bias = compiled(encoding, n, k, rlx.Dim("m", 1, 70)), np.linspace(-1, 1, n, dtype=np.float32)
         model.set_params({"w": stored, "bias": bias})
         assert strategy(model) == f"matmul.panels+{encoding}"
-        assert model.needs.prepared == -(-n // 16) * 16 * stored.nbytes // n
-        for m in (1, 2, 5, 13, 70):
-            x = np.random.default_rng(m).standard_normal((m, k), dtype=np.float32)
-            wrong = np.abs(model.run({"x": x})[0] - (x.astype(float) @ w.T.astype(float) + bias))
-            assert np.all(wrong <= allowed(x, w) + 2.0**-23 * (np.abs(bias) + 1)), (n, k, m)
+        read = Q8_CODES[encoding].nbytes if encoding in Q8_CODES else encoding_named(encoding).block_bytes
+        assert model.needs.prepared == -(-n // 16) * 16 * k // block * read
+        x = np.random.default_rng(n).standard_normal((70, k), dtype=np.float32)
+        x[4:] *= 10.0 ** np.random.default_rng(0).integers(-3, 4, (66, 1))
+        (want,) = model.run({"x": x})
+        wrong = np.abs(want - (x.astype(float) @ w.T.astype(float) + bias))
+        assert np.all(wrong <= allowed(x, w) + 2.0**-23 * (np.abs(bias) + 1)), (n, k)
+        for m in (1, 2, 3, 4, 5, 13):
+            np.testing.assert_array_equal(model.run({"x": x[:m]})[0], want[:m])
+
+
+@pytest.mark.parametrize("encoding", ["q4_1", "q4_k", "q6_k", "nvfp4", "q8_k"])
+def test_weights_are_those_that_the_encoding_decodes_to(encoding: str) -> None:
+    """Bit for bit: a row with a single one takes a column of weights out."""
+    n, k = 40, encoding_named(encoding).block * 2
+    stored, w = weights(encoding, n, k)
+    model = compiled(encoding, n, k, rlx.Dim("m", 1, 600))
+    model.set_params({"w": stored, "bias": np.zeros(n, np.float32)})
+    ones = np.eye(k, dtype=np.float32)
+    for rows in (1, 4, k):
+        np.testing.assert_array_equal(model.run({"x": ones[k - rows :]})[0], w.T[k - rows :])
 
 
 @functools.cache

@@ -168,18 +168,18 @@ def block_steps(f: Function) -> str:
     return f.max(f.and_(f.add(block, 7), -8), 8)
 
 
-def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
+def gemm_block(tile: Tile, *, internal: bool = False, adds: bool = False) -> Function:
     """A block of C over all of K.
 
     `(ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 rows, i64 columns, i64 k, i64 most, ptr copy)`: a is at
     the first row, b at the first panel (`stride` elements from panel to panel), `most` limits the steps of a block of
     k, `copy` is null or room for rows * (k_block(k, most) + 16) elements. Then come the arguments of the format.
-    `internal`: for the caller's module alone.
+    `internal`: for the caller's module alone. `adds`: there is a last argument, whether C is added to or set.
     """
     width, a_ty, c_ty = tile.width, tile.a_scalar, tile.c_scalar
     f = Function(
         f"rlx_block_{tile.name}_{tile.rows}x{tile.panels}",
-        [*BLOCK_ARGUMENTS, *_of_format(tile)],
+        [*BLOCK_ARGUMENTS, *_of_format(tile), *([("i64", "add")] if adds else [])],
         internal=internal,
         attrs="nounwind noinline",
     )
@@ -194,6 +194,11 @@ def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
     block = f.max("%k", 8) if tile.format.turn else block_steps(f)
     copies = a_ty == tile.scalar
     copied = f.cmp("ne", "%copy", "null") if copies else "false"
+
+    def added(k0: str) -> str:
+        """Whether the block of k from a step on is added to C."""
+        later = f.cast("zext", f.cmp("gt", k0, 0), "i64")
+        return f.or_(later, "%add") if adds else later
 
     def place(panel: str, step: str | int) -> str:
         """The address of a step of k in a panel."""
@@ -218,7 +223,7 @@ def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
                 c, panel = f.gep("%c", column, c_ty), panel_of(column)
 
                 def k_step(k0: str, _: list[str]) -> None:
-                    k, more = f.min(block, f.sub("%k", k0)), f.cast("zext", f.cmp("gt", k0, 0), "i64")
+                    k, more = f.min(block, f.sub("%k", k0)), added(k0)
                     a, b = f.gep("%a", k0, a_ty), place(panel, k0)
                     # from the last block of the panels on, those to come
                     last = f.cmp("ge", f.add(k0, block), "%k")
@@ -237,7 +242,7 @@ def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
 
     def k_step(k0: str, _: list[str]) -> None:
         k = f.min(block, f.sub("%k", k0))
-        more = f.cast("zext", f.cmp("gt", k0, 0), "i64")
+        more = added(k0)
         final = f.cmp("ge", f.add(k0, block), "%k")
         source = f.gep("%a", k0, a_ty)
         copy_stride = f.add(block, COPY_PAD)

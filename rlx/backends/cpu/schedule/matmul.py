@@ -17,6 +17,7 @@ __all__ = [
     "by_tiles",
     "chunking",
     "decoded_room",
+    "decoded_steps",
     "few_by_tiles",
     "in_pairs",
     "k_block",
@@ -88,9 +89,17 @@ def tile_room(rows: int, k: int) -> int:
     return TILE_SPARE + (2 + -(-rows // TILE_ROWS)) * steps * TILE_STEP_BYTES
 
 
+def decoded_steps(block: int) -> int:
+    """Steps of k of encoded blocks of so many that are decoded before they are multiplied: two panels stay in L1.
+
+    They are blocks of k of other products, or two of them.
+    """
+    return max(PRODUCT_BLOCK, block)
+
+
 def decoded_room(k: int) -> int:
-    """Bytes of scratch for two panels of f32 that are decoded from others."""
-    return 2 * PANEL_BYTES * k
+    """Bytes of scratch for so many steps of two panels of f32 as are decoded at a time, of blocks of 256 at most."""
+    return 2 * PANEL_BYTES * min(k, decoded_steps(256))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.llvm.builder import Function, Module, void
 from rlx.backends.cpu.loops.emitter import Emitter, Scope
 from rlx.backends.cpu.schedule.arguments import ArgumentTable, Routine
-from rlx.backends.cpu.schedule.matmul import WIDTH, MatmulSchedule
+from rlx.backends.cpu.schedule.matmul import WIDTH, MatmulSchedule, decoded_steps
 from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
@@ -40,7 +40,7 @@ from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
-__all__ = ["ENCODED", "EncodedBlocks", "blocks_of", "few_rows", "has_code"]
+__all__ = ["ENCODED", "EncodedBlocks", "blocks_of", "few_rows", "has_code", "multiplied_in_memory"]
 
 F32 = DTYPES["f32"]
 LANE = Var("lane")
@@ -218,27 +218,45 @@ def _decode(tile: Tile, encoding: Encoding) -> Function:
     return f
 
 
-def _many(tile: Tile, encoding: Encoding) -> Function:
-    """Decodes two panels at a time to `copy`, which other products then read."""
-    f = Function(f"rlx_{encoding.name}_many", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
-    plain, decode = gemm.gemm_block(replace(tile, format=AS_SUMS), internal=True), _decode(tile, encoding)
-    stride = f.mul("%k", WIDTH)
+def multiplied_in_memory(tile: Tile, name: str, decode: Function, block: int, block_bytes: int) -> Function:
+    """Decodes two panels to `copy`, as many steps of k at a time as stay in L1, which other products then read.
+
+    `decode(b, out, k)` decodes so many steps of a panel, in blocks of the encoding that take so many bytes of it.
+    """
+    f = Function(f"rlx_{name}_many", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
+    plain = gemm.gemm_block(replace(tile, format=AS_SUMS), internal=True, adds=True)
+    steps = decoded_steps(block)
+    stride, nbytes = f.mul(f.min("%k", steps), WIDTH), steps // block * block_bytes
 
     def two_panels(column: str, _: list[str]) -> None:
         columns = f.min(f.sub("%columns", column), 2 * WIDTH)
+        c, first = f.gep("%c", column, tile.scalar), f.mul(f.lshr(column, WIDTH.bit_length() - 1), "%stride")
 
-        def one(i: str, _: list[str]) -> None:
-            panel = f.offset("%b", f.mul(f.lshr(f.add(column, i), WIDTH.bit_length() - 1), "%stride"))
-            f.call(decode, [panel, f.gep("%copy", f.mul(i, "%k"), tile.scalar), "%k"])
+        def some_steps(k0: str, state: list[str]) -> list[str]:
+            (at,) = state
+            k, panels = f.min(f.sub("%k", k0), steps), f.add(f.cast("zext", f.cmp("gt", columns, WIDTH), "i64"), 1)
 
-        f.loop(0, columns, WIDTH, [], one)
-        c = f.gep("%c", column, tile.scalar)
-        sizes = ["%rows", columns, "%k", "%most"]
-        f.call(plain, ["%a", "%lda", "%copy", stride, c, "%ldc", *sizes, ("ptr", "null")])
+            def one(i: str, _: list[str]) -> None:
+                out = f.gep("%copy", f.mul(i, stride), tile.scalar)
+                f.call(decode, [f.offset(at, f.mul(i, "%stride")), out, k])
+
+            f.loop(0, panels, 1, [], one)
+            a, more = f.gep("%a", k0, tile.scalar), f.cast("zext", f.cmp("gt", k0, 0), "i64")
+            sizes = ["%rows", columns, k, "%most"]
+            f.call(plain, [a, "%lda", "%copy", stride, c, "%ldc", *sizes, ("ptr", "null"), more])
+            return [f.offset(at, nbytes)]
+
+        f.loop(0, "%k", steps, [("ptr", f.offset("%b", first))], some_steps)
 
     f.loop(0, "%columns", 2 * WIDTH, [], two_panels)
     f.ret()
     return f
+
+
+def _many(tile: Tile, encoding: Encoding) -> Function:
+    """Decodes to memory by the encoding's own expression."""
+    size = encoding.block_bytes * ROW
+    return multiplied_in_memory(tile, encoding.name, _decode(tile, encoding), encoding.block, size)
 
 
 # ---- the format

@@ -22,7 +22,16 @@ from rlx.backends.cpu.gemm.panels import blocks, q8_rows
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.gemm.panels.int8_layout import dot
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, is_whole, rows_in_place
-from rlx.backends.cpu.gemm.panels.q8_codes import BYTES, CODES, COLUMNS, SCALE, ZERO_POINT, Q8Code, Reader
+from rlx.backends.cpu.gemm.panels.q8_codes import (
+    BYTES,
+    CODES,
+    COLUMNS,
+    SCALE,
+    ZERO_POINT,
+    Q8Code,
+    Reader,
+    fetched_lines,
+)
 from rlx.backends.cpu.gemm.panels.q8_rows import RECORD, ROW_SCALE, SCALED_SUMS, SUMS
 from rlx.backends.cpu.gemm.tile import OPERANDS, Tile
 from rlx.backends.cpu.llvm.builder import Function, Module, Operand, constant, vec, void, width
@@ -54,7 +63,7 @@ from rlx.kernels.prepared import is_fixed
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["Q8_FORMATS"]
+__all__ = ["Q8_FORMATS", "Q8Blocks"]
 
 F32, U8 = DTYPES["f32"], DTYPES["u8"]
 AHEAD = 6000  # bytes: how far ahead is prefetched, of all panels that are read at a time
@@ -273,7 +282,7 @@ class _Columns:
             ahead = f.add(f.select(last, beyond, 0), early * code.nbytes * COLUMNS)
 
             def turn(number: Operand, lines: list[str]) -> list[str]:
-                self.fetched = self.fetches([f.offset(p, ahead) for p in at], number)
+                self.fetched = fetched_lines(f, code, [f.offset(p, ahead) for p in at], number)
                 return self.turn(readers, number, lines)
 
             lines = self.totals.loop(0, turns, 1, lines, turn, runs=True) if turns > 1 else turn(0, lines)
@@ -281,14 +290,6 @@ class _Columns:
 
         self.totals.loop(0, "%k", code.block, [*thirds, *starts], one_block, runs=True)
         self.totals.put(c_rows, "%n", None)
-
-    def fetches(self, ahead: list[str], turn: Operand) -> list[list[tuple[str, int]]]:
-        """What is prefetched beside each four of a turn, evenly: the lines of that turn of blocks to come."""
-        f, size = self.f, self.code.nbytes * COLUMNS // self.code.turns
-        ahead = [f.offset(p, f.mul(turn, size)) for p in ahead]
-        lines = [(p, line) for line in range(0, size, 64) for p in ahead]
-        fours = self.code.turn // 4
-        return [lines[i * len(lines) // fours : (i + 1) * len(lines) // fours] for i in range(fours)]
 
     def turn(self, readers: list[Reader], number: Operand, lines: list[str]) -> list[str]:
         """Adds a turn of the weights; the rows after it."""

@@ -25,7 +25,7 @@ from rlx.ir.encodings.mx import TWICE
 from rlx.kernels.expr import I64, Expr, const
 from rlx.records import dataclass
 
-__all__ = ["BYTES", "CODES", "COLUMNS", "SCALE", "ZERO_POINT", "Field", "Q8Code", "Reader"]
+__all__ = ["BYTES", "CODES", "COLUMNS", "SCALE", "ZERO_POINT", "Field", "Q8Code", "Reader", "fetched_lines"]
 
 COLUMNS = 16  # of a panel
 ZERO_POINT, SCALE = 32, 33  # the numbers of the zero point and the scale (f32) among the bytes of a block
@@ -215,6 +215,15 @@ class Q8Code(ABC):
     def zeros(self, r: Reader) -> str:
         """The zero points of columns, i32."""
         raise AssertionError(self.name)
+
+
+def fetched_lines(f: Function, code: Q8Code, ahead: list[str], turn: Operand) -> list[list[tuple[str, int]]]:
+    """What is prefetched beside each four of a turn, evenly: the lines of that turn of the blocks at `ahead`."""
+    size = code.nbytes * COLUMNS // code.turns
+    ahead = [f.offset(p, f.mul(turn, size)) for p in ahead]
+    lines = [(p, line) for line in range(0, size, 64) for p in ahead]
+    fours = code.turn // 4
+    return [lines[i * len(lines) // fours : (i + 1) * len(lines) // fours] for i in range(fours)]
 
 
 # ---- blocks of 32

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.gemm.panels.blocks import ENCODED
 from rlx.backends.cpu.gemm.panels.bytes import BYTES
+from rlx.backends.cpu.gemm.panels.coded import IN_BLOCKS
 from rlx.backends.cpu.gemm.panels.f28 import F28_PANELS
 from rlx.backends.cpu.gemm.panels.narrow import NARROW
 from rlx.backends.cpu.gemm.panels.operands import DEPTH
@@ -36,7 +36,7 @@ Q8: tuple[CpuStrategy, ...] = tuple(Product(f"matmul.q8+{format.code.name}", for
 MATMUL: tuple[CpuStrategy, ...] = (
     Thin("matmul.thin", PANELS),
     Product("matmul.i16_pairs", PAIRS),
-    *(Product(f"matmul.panels+{format.name}", format) for format in ENCODED),
+    *(Product(f"matmul.panels+{format.name}", format) for format in IN_BLOCKS),
     *(Product(f"matmul.panels+{format.name}", format) for format in NARROW),
     Product("matmul.panels+bytes", BYTES),
     Product("matmul.panels+f28", F28_PANELS),
