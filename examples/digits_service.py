@@ -2,7 +2,8 @@
 
 usage: uvicorn --app-dir examples digits_service:app     it needs fastapi and uvicorn
 
-    curl localhost:8000/digits -H 'content-type: application/json' -d "{\"images\": [$(python -c 'print([[0.0] * 8] * 8)')]}"
+    IMAGE=$(python -c 'print([[0.0] * 8] * 8)')
+    curl localhost:8000/digits -H 'content-type: application/json' -d "{\"images\": [$IMAGE]}"
 """
 
 from __future__ import annotations

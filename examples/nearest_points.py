@@ -25,7 +25,8 @@ def main() -> None:
         points, queries = (rng.standard_normal((rows, 3), dtype=np.float32) for rows in (n, m))
         numbers, distances = compiled(points, queries)
         expected, _ = nearest(points, queries)
-        print(f"{n} points, {m} queries: {distances[0]:.3f} to the first; as NumPy: {np.array_equal(numbers, expected)}")
+        same = np.array_equal(numbers, expected)
+        print(f"{n} points, {m} queries: {distances[0]:.3f} to the first; as NumPy: {same}")
     print(f"traced {len(compiled.traces)} time for all sizes")
 
 

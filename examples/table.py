@@ -1,4 +1,4 @@
-"""A pipeline of scikit-learn, compiled: text and numbers of a table in, classes and probabilities out.
+"""A pipeline of scikit-learn, compiled: numbers of a table in, classes and probabilities out.
 
 usage: python examples/table.py     it needs scikit-learn and skl2onnx
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from sklearn.datasets import load_wine
-from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -18,7 +18,7 @@ import rlx
 def main() -> None:
     wine = load_wine()
     seen, unseen, labels, wanted = train_test_split(wine.data.astype(np.float32), wine.target, random_state=0)
-    pipeline = make_pipeline(StandardScaler(), HistGradientBoostingClassifier(random_state=0)).fit(seen, labels)
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression()).fit(seen, labels)
 
     model = rlx.load(pipeline, example_inputs=seen[:1], device="cpu")
     answers, probabilities = model.run([unseen])

@@ -132,7 +132,6 @@ def test_functions_in_cases_are_smooth_where_cases_meet(
     assert np.allclose(rlx.hessian(of_both)(x), hessian)
 
 
-
 def test_jacobians_of_trees() -> None:
     """A tree of results, each a tree of arguments, of blocks."""
 
