@@ -15,6 +15,8 @@ import pytest
 from small_decoders import write_gguf
 from small_encoders import write_gguf as write_encoder
 
+import rlx
+
 ROOT = Path(__file__).parents[1]
 EMBEDS = json.loads((ROOT / "tests" / "encoders" / "configs.json").read_text())["bert"]
 SMALL = json.loads((ROOT / "tests" / "decoders" / "configs.json").read_text())["llama"]
@@ -182,11 +184,12 @@ def test_the_design_names_every_part() -> None:
     assert not [name for name in names if name not in tree]
 
 
-def test_the_reference_is_current() -> None:
-    """docs/reference.md is what the docstrings and the other pages make it, and each public name has an example."""
+def test_the_reference_has_every_name() -> None:
+    """The page that `make docs` makes of the docstrings has each public name, and an example of each."""
     import api_reference
 
-    assert api_reference.PAGE.read_text() == api_reference.page(), "python tools/api_reference.py"
+    page = api_reference.page()
+    assert not [name for name in rlx.__all__ if f"## `rlx.{name}`\n" not in page and name not in ("numpy", "ops")]
     assert not api_reference.without_example()
 
 
@@ -197,7 +200,7 @@ def test_every_page_has_a_place() -> None:
     index = (ROOT / "docs" / "index.md").read_text()
     listed = [line for part in re.findall(r"^:::\{toctree\}\n(.*?)^:::", index, re.MULTILINE | re.DOTALL)
               for line in part.splitlines() if line and not line.startswith(":")]  # fmt: skip
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"} | {"reference"}
     assert not [page for page in pages if not any(fnmatch(page, name) for name in listed)]
     assert not [name for name in listed if not any(fnmatch(page, name) for page in pages)]
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import importlib
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import rlx
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -62,3 +69,108 @@ def test_pages_show_what_is_printed(name: str) -> None:
     text = (DOCS / PAGES[name]).read_text()
     assert f"```text\n{PRINTED[name]}```" in text
     assert f":::{{literalinclude}} ../examples/{name}" in text
+
+
+ALONE = {
+    "nearest_points.py": (
+        "5 points, 2 queries: 1.993 to the first; as NumPy: True\n"
+        "1000 points, 7 queries: 0.071 to the first; as NumPy: True\n"
+        "20000 points, 1 queries: 0.114 to the first; as NumPy: True\n"
+        "traced 1 time for all sizes\n"
+    ),
+    "custom_op.py": (
+        "8 results agree with the definition\ncode of its own: True\nslope at 0.5: 1.9093 (1 + sin 2 = 1.9093)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_without_files(name: str) -> None:
+    """The programs that need nothing else."""
+    assert printed(name) == ALONE[name]
+
+
+def test_newton_converges() -> None:
+    """Newton's method: the slope is squared, about, in each of the last steps."""
+    *steps, last = printed("newton.py").splitlines()
+    slopes = [float(line.rpartition(" ")[2]) for line in steps]
+    assert steps[0] == "step 0: loss 0.693147, slope 4e-01"
+    assert slopes[-1] < 1e-5
+    assert slopes[-1] < slopes[-2] / 20
+    assert last == "95.6% of the points on their side"
+
+
+def test_a_pipeline_of_scikit_learn() -> None:
+    pytest.importorskip("skl2onnx")
+    assert "as scikit-learn says: True" in printed("table.py")
+
+
+def test_fit_by_hand_learns() -> None:
+    losses = [float(line.rpartition(" ")[2]) for line in printed("fit_by_hand.py", "400").splitlines()]
+    assert losses[-1] < losses[0] / 2
+
+
+def asked(app: Any, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    """Status and JSON of one request, as a server would make it of an ASGI application."""
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "path": path,
+             "raw_path": path.encode(), "query_string": b"", "headers": headers, "scheme": "http"}  # fmt: skip
+    asyncio.run(app(scope, receive, send))
+    return sent[0]["status"], json.loads(b"".join(part.get("body", b"") for part in sent[1:]))
+
+
+def test_a_web_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers to images, to many requests, and to wrong ones."""
+    pytest.importorskip("fastapi")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    app = importlib.import_module("digits_service").app
+    digits = rlx.demo.Digits.load()
+    status, answer = asked(app, "POST", "/digits", {"images": digits.images[:18, 0].tolist()})
+    assert status == 200
+    assert answer["digits"] == digits.labels[:18].tolist()
+    assert asked(app, "GET", "/health")[1]["device"] == "cpu"
+    for wrong in ([[1.0]], digits.images[:65, 0].tolist(), []):
+        status, answer = asked(app, "POST", "/digits", {"images": wrong})
+        assert status == 422
+        assert "detail" in answer
+
+
+def test_the_notebook() -> None:
+    """Its cells run in order; a plan, a model and a cost are shown as HTML, and digits are read right."""
+    notebook = json.loads((EXAMPLES / "memory_map.ipynb").read_text())
+    assert notebook["nbformat"] == 4
+    space: dict[str, Any] = {}
+    shown = []
+    for number, cell in enumerate(notebook["cells"]):
+        if cell["cell_type"] != "code":
+            continue
+        assert cell["outputs"] == [], "committed without outputs"
+        tree = ast.parse("".join(cell["source"]))
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, f"cell {number}", "exec"), space)
+        if isinstance(last, ast.Expr):
+            shown.append(eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), space))
+    fits, model, plan, right, cost, explained = shown
+    assert fits is True
+    assert right >= 62
+    for thing in (model, plan, cost, explained):
+        assert "<" in thing._repr_html_()
+    assert "<svg" in plan._repr_html_()
+
+
+def test_every_example_is_listed_and_tested() -> None:
+    """examples/README.md has a line for each program, and a test of this file names it."""
+    listed = (EXAMPLES / "README.md").read_text()
+    tests = Path(__file__).read_text()
+    for path in EXAMPLES.iterdir():
+        if path.suffix in (".py", ".ipynb"):
+            assert f"`{path.name}`" in listed
+            assert path.name in ("generate.py", "train_digits.py") or path.stem in tests

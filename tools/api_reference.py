@@ -1,4 +1,6 @@
-"""Writes docs/reference.md: every public name with its signature, docstring and examples: python tools/api_reference.py
+"""Writes docs/reference.md: every public name with its signature, docstring and examples. `make docs` does so too.
+
+usage: python tools/api_reference.py
 
 The examples are those of the other pages, which run as tests: a name is linked to the sections whose snippets use it.
 """
@@ -20,7 +22,7 @@ PAGE = DOCS / "reference.md"
 MOST = 3  # examples linked for a name
 HEAD = """# API reference
 
-Made of the docstrings by `python tools/api_reference.py`. Below each name are sections with examples of it;
+Made of the docstrings by `make docs`. Below each name are sections with examples of it;
 [the API by example](api.md) is the shorter way in. Functions of ops, `rlx.softmax` and the like, are listed at the end.
 
 """

@@ -15,6 +15,7 @@ from rlx.errors import ModelFormatError, OptionError
 __all__ = ["Estimator", "Held", "OnnxModel", "Opened", "TorchModel", "TorchProgram", "model_bytes"]
 
 LARGEST = 2**31 - 1  # bytes of a protobuf message
+MOST_QUOTED = 1000  # characters of what an exporter says
 
 
 @runtime_checkable
@@ -144,7 +145,7 @@ def _torch(
         program.save(file)
         return file.getvalue()
     except Exception as error:
-        raise ModelFormatError(f"torch.onnx.export: {type(model).__name__}: {error}") from error
+        raise ModelFormatError(f"torch.onnx.export: {type(model).__name__}: {_short(error)}") from error
     finally:
         for part in training:
             part.training = True
@@ -161,7 +162,13 @@ def _estimator(model: Estimator, features: Any) -> bytes:
     except ModelFormatError:
         raise
     except Exception as error:
-        raise ModelFormatError(f"skl2onnx: {type(model).__name__}: {error}") from error
+        raise ModelFormatError(f"skl2onnx: {type(model).__name__}: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    """The beginning of what an exporter says: some quote whole models, which the error's cause still has."""
+    text = str(error)
+    return text if len(text) <= MOST_QUOTED else f"{text[:MOST_QUOTED]} ..."
 
 
 def _library(name: str, what: str) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -107,6 +109,21 @@ def test_an_estimator_of_scikit_learn() -> None:
     labels, probabilities = rlx.load(estimator, example_inputs=features[:1], device="cpu").run([features])
     np.testing.assert_array_equal(labels, estimator.predict(features))
     np.testing.assert_allclose(probabilities, estimator.predict_proba(features), atol=1e-6)
+
+
+def test_what_an_exporter_says_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """skl2onnx quotes whole tables of nodes, megabytes of text: the message has the beginning, the cause all of it."""
+
+    def convert(*_: Any, **__: Any) -> None:
+        raise ValueError("no such node: " + "7, " * 10**6)
+
+    monkeypatch.setitem(sys.modules, "skl2onnx", SimpleNamespace(to_onnx=convert))
+    from sklearn.linear_model import LogisticRegression
+
+    with pytest.raises(ModelFormatError, match="no such node") as raised:
+        rlx.load(LogisticRegression(), example_inputs=np.zeros((1, 4), np.float32))
+    assert len(str(raised.value)) < 2000
+    assert len(str(raised.value.__cause__)) > 10**6
 
 
 def test_a_module_of_pytorch() -> None:

@@ -104,6 +104,34 @@ def test_nested_derivatives() -> None:
     assert np.allclose(third, third.transpose(2, 0, 1))
 
 
+@pytest.mark.parametrize(
+    "f, at, gradient, hessian",
+    [
+        (np.logaddexp, (0.0, 0.0), (0.5, 0.5), ((0.25, -0.25), (-0.25, 0.25))),
+        (np.logaddexp, (3.0, 3.0), (0.5, 0.5), ((0.25, -0.25), (-0.25, 0.25))),
+        (np.hypot, (3.0, 3.0), (0.5**0.5, 0.5**0.5), np.array(((1, -1), (-1, 1))) / (6 * 2**0.5)),
+        (np.hypot, (3.0, -3.0), (0.5**0.5, -(0.5**0.5)), np.array(((1, 1), (1, 1))) / (6 * 2**0.5)),
+        (np.hypot, (0.0, 2.0), (0, 1), ((0.5, 0), (0, 0))),
+        (np.hypot, (-4.0, 0.0), (-1, 0), ((0, 0), (0, 0.25))),
+        (np.arctan2, (0.0, 2.0), (0.5, 0), ((0, -0.25), (-0.25, 0))),
+        (np.arctan2, (-0.0, -2.0), (-0.5, 0), ((0, -0.25), (-0.25, 0))),
+        (np.arctan2, (2.0, 0.0), (0, -0.5), ((0, 0.25), (0.25, 0))),
+        (np.arctan2, (1.0, 1.0), (0.5, -0.5), ((-0.5, 0), (0, 0.5))),
+    ],
+)
+def test_functions_in_cases_are_smooth_where_cases_meet(
+    f: Any, at: tuple[float, float], gradient: Any, hessian: Any
+) -> None:
+    """A smooth function that is computed in cases has its first and second derivatives where they meet."""
+
+    def of_both(v: Any) -> Any:
+        return f(v[0], v[1])
+
+    x = np.array(at)
+    assert np.allclose(rlx.grad(of_both)(x), gradient)
+    assert np.allclose(rlx.hessian(of_both)(x), hessian)
+
+
 def test_jacobians_of_trees() -> None:
     """A tree of results, each a tree of arguments, of blocks."""
 

@@ -60,26 +60,38 @@ def _log1p(x: Value) -> Any:
     return ops.where(plain, x, ops.mul(ops.log(u), ops.div(x, ops.where(plain, 1, ops.sub(u, 1)))))
 
 
+def _size(x: Value) -> Value:
+    """|x|, of which 0 has a derivative by its sign bit, as what is made of it may be smooth there."""
+    made: Value = ops.where(_signbit(x), ops.neg(x), x)
+    return made
+
+
 def _arctan2(y: Value, x: Value) -> Any:
-    height, width = ops.abs(y), ops.abs(x)
-    flat = ops.and_(ops.equal(height, 0), ops.equal(x, x))  # 0 / 0 counts as 0, also beside -0
-    slope = ops.where(flat, 0, ops.div(height, width))
+    height, width = _size(y), _size(x)
+    steep = ops.greater(height, width)  # then by the other quotient: there is no division by 0 beside an axis
+    small, big = ops.where(steep, width, height), ops.where(steep, height, width)
+    nothing = ops.and_(ops.equal(big, 0), ops.equal(small, 0))  # 0 / 0 counts as 0, also beside -0
+    slope = ops.where(nothing, 0, ops.div(small, ops.where(nothing, 1, big)))
     slope = ops.where(ops.and_(ops.is_inf(y), ops.is_inf(x)), 1, slope)
     angle = ops.atan(slope)
-    return _copysign(ops.where(_signbit(x), ops.sub(math.pi, angle), angle), y)
+    angle = ops.where(steep, ops.sub(math.pi / 2, angle), angle)
+    angle = ops.where(_signbit(x), ops.sub(math.pi, angle), angle)
+    return ops.where(_signbit(y), ops.neg(angle), angle)
 
 
 def _hypot(a: Value, b: Value) -> Any:
-    a, b = ops.abs(a), ops.abs(b)
-    big, small = ops.maximum(a, b), ops.minimum(a, b)
+    wide = ops.greater(ops.abs(a), ops.abs(b))  # either case is right on both sides, so its derivatives are
+    big, small = ops.where(wide, a, b), ops.where(wide, b, a)
     ratio = ops.div(small, ops.where(ops.equal(big, 0), 1, big))
     infinite = ops.or_(ops.is_inf(a), ops.is_inf(b))
-    return ops.where(infinite, math.inf, ops.mul(big, ops.sqrt(ops.add(ops.mul(ratio, ratio), 1))))
+    return ops.where(infinite, math.inf, ops.mul(ops.abs(big), ops.sqrt(ops.add(ops.mul(ratio, ratio), 1))))
 
 
 def _logaddexp(a: Value, b: Value) -> Any:
-    gap = ops.where(ops.equal(a, b), 0, ops.sub(a, b))  # the difference of equal infinities is NaN
-    return ops.add(ops.maximum(a, b), _log1p(ops.exp(ops.neg(ops.abs(gap)))))
+    above = ops.greater(a, b)
+    same = ops.and_(ops.equal(a, b), ops.is_inf(a))  # the difference of equal infinities is NaN
+    gap = ops.where(same, 0, ops.sub(a, b))
+    return ops.add(ops.where(above, a, b), ops.softplus(ops.where(above, ops.neg(gap), gap)))
 
 
 def _cbrt(x: Value) -> Any:
