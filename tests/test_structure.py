@@ -27,7 +27,7 @@ COMPILER_PARTS |= {"backends.strings", "backends.timing"}
 # part -> the parts that it may import, besides itself and ANYONE
 ANYONE = {
     "arithmetic", "boundary", "errors", "forks", "lazy_imports", "options", "disk", "records", "tables", "table_writer",
-    "units", "html",
+    "units", "html", "progress",
 }  # fmt: skip
 ALLOWED: dict[str, set[str]] = {
     "arithmetic": set(),
@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "table_writer": set(),
     "units": set(),
     "html": set(),
+    "progress": set(),
     "ir": set(),
     "ops": {"ir"},
     "passes": {"ir", "ops"},

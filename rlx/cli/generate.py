@@ -10,7 +10,7 @@ import click
 
 from rlx.backends import BACKENDS
 from rlx.cli.options import budget_option, json_option, model_argument
-from rlx.cli.show import print_json, working
+from rlx.cli.show import loading, print_json
 from rlx.llm.generation import Generation
 from rlx.llm.loading import KV_DTYPES, load_llm
 from rlx.llm.model import LanguageModel
@@ -64,8 +64,8 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     given = {name: value for name, value in options.items() if value is not None}
     drawn = {name: given.pop(name) for name in DRAWN if name in given}
-    with working(f"loading {model.name}"):
-        llm = load_llm(model, **given)
+    with loading(f"loading {model.name}") as told:
+        llm = load_llm(model, progress=told, **given)
     if chat:
         first = [] if system is None else [{"role": "system", "content": system}]
         made = llm.chat([*first, {"role": "user", "content": text}], max_tokens, stop=stop, **drawn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 import numpy as np
 
+from rlx.progress import Watcher
 from rlx.records import dataclass
 from rlx.units import bytes_text, seconds_text
 
@@ -23,6 +25,7 @@ __all__ = [
     "Timing",
     "disturbed_lines",
     "fastest",
+    "loading",
     "measure",
     "measured_text",
     "on_terminal",
@@ -32,6 +35,8 @@ __all__ = [
     "table",
     "working",
 ]
+
+BAR_AFTER = 1.0  # seconds that a load takes before its bar is shown
 
 
 def residual_lines(memory: ModelMemory | None) -> list[str]:
@@ -97,6 +102,32 @@ def working(what: str, *, still: bool = False) -> Iterator[None]:
 
     with Console(stderr=True).status(what):
         yield
+
+
+@contextmanager
+def loading(what: str) -> Iterator[Watcher | None]:
+    """A bar with the percentage of a load or compile, once it has taken a second, if stderr is a terminal.
+
+    Gives the function for `progress=`.
+    """
+    if not on_terminal(sys.stderr):
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(stderr=True), transient=True)
+    task = bar.add_task(what, total=1.0)
+    shown = threading.Timer(BAR_AFTER, bar.start)
+    shown.daemon = True
+    shown.start()
+    try:
+        yield lambda event: bar.update(task, completed=event.fraction, description=f"{what}: {event.stage}")
+    finally:
+        shown.cancel()
+        shown.join()
+        if bar.live.is_started:
+            bar.stop()
 
 
 @contextmanager
