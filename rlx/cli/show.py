@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 import numpy as np
 
+from rlx.cli.schema import VERSION
 from rlx.progress import Watcher
 from rlx.records import dataclass
 from rlx.units import bytes_text, seconds_text
@@ -75,9 +77,18 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     return "\n".join(lines)
 
 
-def print_json(value: Any) -> None:
-    """One JSON object on stdout."""
-    click.echo(json.dumps(value, indent=1))
+def print_json(value: Mapping[str, Any]) -> None:
+    """One JSON object of `rlx.cli.schema` on stdout, with the version of that."""
+    click.echo(json.dumps({"schema": VERSION, **_finite(value)}, indent=1, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """The value with texts for numbers that JSON lacks: "nan", "inf", "-inf"."""
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def on_terminal(stream: TextIO | None) -> bool:
