@@ -25,6 +25,7 @@ from rlx.passes.number_strings import constant_strings, has_strings, number_stri
 from rlx.passes.precision import apply_precision
 from rlx.passes.rewrite import track_values
 from rlx.plan.order import reorder, usual_extents
+from rlx.progress import report
 from rlx.records import dataclass, field
 
 __all__ = ["Admit", "Compilation", "Stages", "compile_graph", "legal_graph", "lower_graph", "stages_of"]
@@ -70,6 +71,7 @@ def compile_graph(
     """
     check_options(backend, options)
     made = stages_of(graph, backend, options)
+    report("code")
     if isinstance(backend, LibraryBackend):
         admit(made.source, made.legal, made.program)
         return _compilation(made, backend, backend.build(made.legal, options))
@@ -110,6 +112,8 @@ def legal_graph(graph: Graph, backend: Backend, precision: str = "f32") -> tuple
 
 def lower_graph(legal: Graph, backend: CodeGenerator, packing: str = "fast") -> Program:
     """Legal graph -> kernels in the device's layouts, in the order that takes the least memory."""
+    report("plan")
     program = backend.layout(fuse(legal, backend), packing)
+    report("plan", 0.5)
     verify_program(program)
     return reorder(program, usual_extents(program))

@@ -27,7 +27,7 @@ COMPILER_PARTS |= {"backends.strings", "backends.timing"}
 # part -> the parts that it may import, besides itself and ANYONE
 ANYONE = {
     "arithmetic", "boundary", "errors", "forks", "lazy_imports", "options", "disk", "records", "tables", "table_writer",
-    "units", "html", "install",
+    "units", "html", "install", "progress",
 }  # fmt: skip
 ALLOWED: dict[str, set[str]] = {
     "arithmetic": set(),
@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "units": set(),
     "html": set(),
     "install": set(),
+    "progress": set(),
     "ir": set(),
     "ops": {"ir"},
     "passes": {"ir", "ops"},

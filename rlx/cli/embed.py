@@ -12,7 +12,7 @@ import numpy as np
 
 from rlx.cli.language import running_options
 from rlx.cli.options import json_option, model_argument
-from rlx.cli.show import print_json, working
+from rlx.cli.show import loading, print_json, working
 from rlx.llm.embedder import load_embedder
 
 __all__ = ["embed"]
@@ -39,8 +39,9 @@ def embed(
     **options: Any,
 ) -> None:
     given = list(texts) or [line.rstrip("\n") for line in sys.stdin]
-    with working(f"loading {model.name}"):
-        embedder = load_embedder(model, **{name: value for name, value in options.items() if value is not None})
+    with loading(f"loading {model.name}") as told:
+        chosen = {name: value for name, value in options.items() if value is not None}
+        embedder = load_embedder(model, progress=told, **chosen)
     with working("embedding"):
         vectors = embedder.embed(given, prompt=prompt, truncate=truncate)
     if output is not None:

@@ -10,7 +10,7 @@ import click
 
 from rlx.backends import BACKENDS
 from rlx.cli.options import budget_option
-from rlx.cli.show import working
+from rlx.cli.show import loading
 from rlx.llm.loading import KV_DTYPES, load_llm
 from rlx.llm.model import LanguageModel
 from rlx.options import PRECISIONS
@@ -82,5 +82,6 @@ def of_draws(options: dict[str, Any]) -> dict[str, Any]:
 
 def loaded(model: Path, options: Mapping[str, Any]) -> LanguageModel:
     """The model, as those options of `loading_options` say that were given."""
-    with working(f"loading {model.name}"):
-        return load_llm(model, **{name: value for name, value in options.items() if value is not None})
+    given = {name: value for name, value in options.items() if value is not None}
+    with loading(f"loading {model.name}") as told:
+        return load_llm(model, progress=told, **given)

@@ -13,7 +13,7 @@ import rlx
 from rlx.backends import backend_named
 from rlx.cli.inputs import Inputs, gather_inputs, read_array, with_hint
 from rlx.cli.options import InputSpec, compile_options, dims_of, input_options, json_option, model_argument
-from rlx.cli.show import print_json, working
+from rlx.cli.show import loading, print_json, working
 from rlx.errors import OptionError, RlxError
 from rlx.ir.graph import Array
 from rlx.records import replace
@@ -92,8 +92,8 @@ def load_model(path: Path, options: dict[str, Any], needs: Mapping[str, str] | N
             raise OptionError(
                 f"{flag}: device {device!r} does not offer {need!r}; `rlx devices` lists what each offers"
             )
-    with working(f"compiling {path.name}"):
-        return rlx.load(path, **{**options, "dims": dims, "values": values or None})
+    with loading(f"compiling {path.name}") as told:
+        return rlx.load(path, **{**options, "dims": dims, "values": values or None, "progress": told})
 
 
 def run_once(compiled: CompiledGraph, inputs: Inputs) -> dict[str, Array]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+import threading
 import time
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 import numpy as np
 
+from rlx.cli.schema import VERSION
+from rlx.progress import Watcher
 from rlx.records import dataclass
 from rlx.units import bytes_text, seconds_text
 
@@ -24,6 +28,7 @@ __all__ = [
     "Timing",
     "disturbed_lines",
     "fastest",
+    "loading",
     "measure",
     "measured_text",
     "on_terminal",
@@ -34,6 +39,8 @@ __all__ = [
     "visible",
     "working",
 ]
+
+BAR_AFTER = 1.0  # seconds that a load takes before its bar is shown
 
 
 def residual_lines(memory: ModelMemory | None) -> list[str]:
@@ -72,9 +79,18 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     return "\n".join(lines)
 
 
-def print_json(value: Any) -> None:
-    """One JSON object on stdout."""
-    click.echo(json.dumps(value, indent=1))
+def print_json(value: Mapping[str, Any]) -> None:
+    """One JSON object of `rlx.cli.schema` on stdout, with the version of that."""
+    click.echo(json.dumps({"schema": VERSION, **_finite(value)}, indent=1, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """The value with texts for numbers that JSON lacks: "nan", "inf", "-inf"."""
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def on_terminal(stream: TextIO | None) -> bool:
@@ -106,6 +122,32 @@ def working(what: str, *, still: bool = False) -> Iterator[None]:
 
     with Console(stderr=True).status(what):
         yield
+
+
+@contextmanager
+def loading(what: str) -> Iterator[Watcher | None]:
+    """A bar with the percentage of a load or compile, once it has taken a second, if stderr is a terminal.
+
+    Gives the function for `progress=`.
+    """
+    if not on_terminal(sys.stderr):
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(stderr=True), transient=True)
+    task = bar.add_task(what, total=1.0)
+    shown = threading.Timer(BAR_AFTER, bar.start)
+    shown.daemon = True
+    shown.start()
+    try:
+        yield lambda event: bar.update(task, completed=event.fraction, description=f"{what}: {event.stage}")
+    finally:
+        shown.cancel()
+        shown.join()
+        if bar.live.is_started:
+            bar.stop()
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from rlx.passes.raise_softmax import raise_softmax
 from rlx.passes.rewrite import inside_regions
 from rlx.passes.split_complex import split_complex
 from rlx.passes.split_pools import split_pools
+from rlx.progress import report
 
 __all__ = ["PASSES", "run_passes"]
 
@@ -51,6 +52,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
 
 def run_passes(graph: Graph) -> Graph:
     """The graph after all passes, in the order of `PASSES`; those of regions are passed through them too."""
-    for _, one in PASSES:
+    for number, (_, one) in enumerate(PASSES):
+        report("passes", number / len(PASSES))
         graph = one(graph)
     return inside_regions(graph, run_passes)

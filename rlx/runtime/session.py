@@ -18,6 +18,7 @@ from rlx.errors import CompileError, ModelFormatError, OptionError, UndecidedInp
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import collect_files, identity_of
 from rlx.options import CompileOptions, Options
+from rlx.progress import Watcher, reported
 from rlx.records import names_of, replace
 from rlx.runtime.cache import ArtifactCache
 from rlx.runtime.compiled import CompiledGraph
@@ -50,6 +51,7 @@ Bytes = bytes | bytearray | memoryview
 class CompileKeywords(Options, total=False):
     """What `rlx.compile` takes besides the graph, for type checkers."""
 
+    progress: Watcher | None
     policy: DevicePolicy | str | None
     registry: WeightRegistry | None
     weights: Mapping[str, str] | None
@@ -58,6 +60,7 @@ class CompileKeywords(Options, total=False):
 class LoadKeywords(Options, total=False):
     """What `rlx.load` takes besides the source, for type checkers."""
 
+    progress: Watcher | None
     policy: DevicePolicy | str | None
     transform: Callable[[Graph], Graph] | None
     allow_code: bool
@@ -87,6 +90,7 @@ class Session:
         self.policy = policy
         self.registry = registry
 
+    @reported
     @usual_arithmetic()
     def compile(
         self,
@@ -95,9 +99,12 @@ class Session:
         policy: DevicePolicy | str | None = None,
         registry: WeightRegistry | None = None,
         weights: Mapping[str, str] | None = None,
+        progress: Watcher | None = None,  # which the decorator takes
         **options: Unpack[Options],
     ) -> CompiledGraph:
         """Compiles a graph for the device; keywords override the session's options.
+
+        `progress` is called with `rlx.progress.Progress` as the compile goes on; what it raises ends that.
 
         Params take their values from `registry` (default: the session's), by their own names or by those that `weights`
         gives for them.
@@ -107,7 +114,7 @@ class Session:
         """
         if not isinstance(graph, Graph):
             raise OptionError(f"compile takes a Graph, got {type(graph).__name__}; rlx.load takes files")
-        chosen = self.options.with_options(options, "policy", "registry", "weights")
+        chosen = self.options.with_options(options, "policy", "registry", "weights", "progress")
         rules = self._policy(policy, chosen)
         shared = registry if registry is not None else self.registry
         _bring_device(chosen)
@@ -165,6 +172,7 @@ class Session:
         made.decide = lambda: named(graph, backend.name)
         return made
 
+    @reported
     @usual_arithmetic()
     def load(
         self,
@@ -178,9 +186,12 @@ class Session:
         variants: int = 32,
         example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
         dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
+        progress: Watcher | None = None,  # which the decorator takes
         **options: Unpack[Options],
     ) -> CompiledGraph:
         """Reads a model and compiles it. Raises `ModelFormatError` or `UnsupportedOp` for what it can't read.
+
+        `progress` is called with `rlx.progress.Progress` as that goes on; what it raises ends the load.
 
         `source` is the path of a file, its bytes, or the file open in binary mode; a Graph; an onnx.ModelProto; a
         module or ExportedProgram of PyTorch, or an estimator of scikit-learn, which their own exporters write as ONNX.
@@ -197,7 +208,7 @@ class Session:
         `allow_code` reads it under any name. With `portable_only` only its graph and weights are taken, which are
         compiled here: so an artifact of a stranger can be loaded.
         """
-        own = ("policy", "transform", "allow_code", "portable_only", "values", "variants", "example_inputs")
+        own = ("policy", "transform", "allow_code", "portable_only", "values", "variants", "example_inputs", "progress")
         chosen = self.options.with_options(options, *own, "dynamic_shapes")
         fixed: Values = {}
         if values is not None or variants != 32:

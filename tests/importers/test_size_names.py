@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 import rlx
 from rlx.errors import ShapeError
 from rlx.importers.onnx import load
-from rlx.importers.onnx.size_names import expressed
+from rlx.importers.size_names import expressed
 from rlx.ir.shape import Dim
 
 KNOWN: dict[str, Any] = {"past": Dim("past", 0), "seq": Dim("seq"), "heads": 4, "s0": Dim("s0", 2)}

@@ -50,6 +50,7 @@ from rlx.kernels.prepared import make_once, make_once_in_run
 from rlx.kernels.program import Kernel, Program
 from rlx.ops.control import Control
 from rlx.options import DEVICE_OPTIONS, CompileOptions
+from rlx.progress import report
 from rlx.records import replace
 
 __all__ = ["CpuBackend"]
@@ -191,7 +192,8 @@ class CpuBackend(CodeGenerator):
 
         def codes(kernels: Sequence[Kernel]) -> list[KernelCode]:
             own = [k for k in kernels if k.host is None and k.extents is None]
-            for kernel in own:
+            for number, kernel in enumerate(own):
+                report("code", 0.5 * number / len(own))  # the rest is LLVM's
                 if kernel not in made:
                     made[kernel] = self.emit_kernel(kernel)
                     if work is not None:

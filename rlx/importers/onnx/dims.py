@@ -7,7 +7,7 @@ from typing import Any
 
 from rlx.errors import OptionError, ShapeError, unknown_dim
 from rlx.importers.onnx.model import ValueInfo
-from rlx.importers.onnx.size_names import expressed
+from rlx.importers.size_names import expressed
 from rlx.ir.shape import Dim, Shape, Size, check_text, symbols
 
 __all__ = ["Bound", "DimsOption", "input_shapes", "of_names_and_parts", "own_names", "settled", "unknown_dims"]

@@ -42,6 +42,7 @@ from rlx.ir.mapped import unread
 from rlx.ir.shape import Dim, Size, collect_guards, upper
 from rlx.ops.elementwise import Cast, Div
 from rlx.ops.layout import Concat, Reshape, SizeOf
+from rlx.progress import report
 from rlx.records import dataclass, field
 
 __all__ = ["Import", "MissingNode", "Run", "Scope", "label_of"]
@@ -370,7 +371,8 @@ class Scope:
         live = live_nodes(in_order(nodes), outputs)
         self.made = {name for node in live for name in node.outputs}
         self.wanted = frozenset(name for node in live for name in reads(node)).union(outputs)
-        for node in live:
+        for number, node in enumerate(live):
+            report("read", number / len(live))
             known = len(self.graph.guards), len(self.graph.nodes)
             self._node(node)
             if self.run.parts is not None:

@@ -32,6 +32,7 @@ from rlx.backends.granted import cpu_count
 from rlx.disk import content_key
 from rlx.errors import CompileError, DeviceUnavailable
 from rlx.install import install_package
+from rlx.progress import report
 
 __all__ = [
     "Compiling",
@@ -302,7 +303,7 @@ class Compiling:
         for filled in self.pending.values():
             if filled:
                 self.begin(filled)
-        self.crew.finish()
+        self.crew.finish(lambda part: report("code", 0.5 + part / 2))
         with undivided, lock:
             self.held |= load_bundles([*found, *self.objects])
         places = {name: self.held[key].kernels[key] for name, key in self.keys.items()}

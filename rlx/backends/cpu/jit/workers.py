@@ -43,8 +43,8 @@ class Crew:
                     return
                 self.threads.append(thread)
 
-    def work(self) -> None:
-        """Does jobs until there are no more and none will come."""
+    def work(self, told: Callable[[float], None] | None = None) -> None:
+        """Does jobs until there are no more and none will come; `told` hears after each what part has been begun."""
         while (job := self.next()) is not None:
             try:
                 job()
@@ -52,6 +52,8 @@ class Crew:
                 with self.changed:
                     self.error = self.error or error
                     self.jobs.clear()
+            if told is not None:
+                told(1 - len(self.jobs) / self.added)
 
     def next(self) -> Job | None:
         """The next job; waits for one."""
@@ -61,10 +63,10 @@ class Crew:
             self.idle -= 1
             return heapq.heappop(self.jobs)[2] if self.jobs else None
 
-    def finish(self) -> None:
+    def finish(self, told: Callable[[float], None] | None = None) -> None:
         """Waits until all is done."""
         self.close()
-        self.work()
+        self.work(told)
         self.join()
         if self.error is not None:
             raise self.error

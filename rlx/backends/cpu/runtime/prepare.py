@@ -16,6 +16,7 @@ from rlx.backends.cpu.runtime.residency import Mask
 from rlx.ir.graph import Array
 from rlx.ir.mapped import mapping_of
 from rlx.kernels.program import Buffer
+from rlx.progress import is_watched, report
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.runtime.shared import Shared
@@ -30,20 +31,42 @@ def pack_outdated(shared: Shared) -> None:
     outdated = _outdated(shared)
     partly = {b for phase in outdated for b in phase.kernel.writes()} & shared.residency.masks.keys()
     outdated = [phase for phase in outdated if partly.isdisjoint(phase.kernel.writes())]
-    table = Table(_unshared(shared, outdated), shared.addresses, threads=shared.threads)
-    scratch = aligned_bytes(table.scratch_bytes({}) * shared.threads)
-    binding = Binding(table, {}, shared.address, int(scratch.ctypes.data), Views(lambda b, _: shared.contents(b)))
-    block = RunBlock(binding.rows, threads=shared.threads)
-    status = block.run()
-    if status:
-        raise binding.error(block, status)
-    for buffer in {b.base for phase in table.phases for b in phase.kernel.writes()}:
+    phases = _unshared(shared, outdated)
+    report("pack")
+    groups = _groups(phases) if is_watched() else [phases]
+    for number, group in enumerate(groups):
+        report("pack", number / len(groups))
+        _run(shared, group)
+    for buffer in {b.base for phase in phases for b in phase.kernel.writes()}:
         packed_weights.offer(shared.keys[buffer], shared.memory[buffer])
     for panels in partly:
         _place(shared, panels, shared.residency.masks[panels], None)
     shared.prepared = True
     shared.dirty.clear()
     _drop_packed(shared)
+
+
+def _run(shared: Shared, phases: Sequence[Phase]) -> None:
+    table = Table(phases, shared.addresses, threads=shared.threads)
+    scratch = aligned_bytes(table.scratch_bytes({}) * shared.threads)
+    binding = Binding(table, {}, shared.address, int(scratch.ctypes.data), Views(lambda b, _: shared.contents(b)))
+    block = RunBlock(binding.rows, threads=shared.threads)
+    status = block.run()
+    if status:
+        raise binding.error(block, status)
+
+
+def _groups(phases: Sequence[Phase]) -> list[Sequence[Phase]]:
+    """The phases in parts that write some bytes each, so that it can be told how far packing is."""
+    groups: list[list[Phase]] = [[]]
+    room = BLOCK
+    for phase in phases:
+        groups[-1].append(phase)
+        room -= sum(b.nbytes({}) for b in phase.kernel.writes())
+        if room <= 0:
+            groups.append([])
+            room = BLOCK
+    return [group for group in groups if group]
 
 
 def place_experts(shared: Shared, masks: Mapping[Buffer, Mask]) -> None:

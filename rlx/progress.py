@@ -1,0 +1,117 @@
+"""How far a load or compile is: stages report it, and the function that was given as `progress=` is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, TypeVar
+
+from rlx.errors import OptionError
+from rlx.records import dataclass
+
+__all__ = ["STAGES", "Progress", "Watcher", "is_watched", "report", "reported", "reporting"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# stage -> about what share of the whole it takes
+STAGES = {"read": 0.1, "passes": 0.15, "plan": 0.15, "code": 0.45, "pack": 0.15}
+ORDER = {stage: number for number, stage in enumerate(STAGES)}
+BEFORE = {stage: sum(list(STAGES.values())[:number]) for stage, number in ORDER.items()}
+LEAST = 0.005  # by how much the fraction grows between two events of a stage
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the function given as `progress=` is called with.
+
+    `stage` is what is going on: "read" (the file), "passes" (rewriting the graph), "plan" (kernels and their order),
+    "code" (machine code), "pack" (weights, where the result is kept on disk) and, once, "done". `fraction` is about how
+    much of the whole is done, from 0 to 1: it never falls, and is 1 for "done" only. `seconds` have passed since the
+    call. What was compiled before comes from the disk, without the stages between.
+    """
+
+    stage: str
+    fraction: float
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.stage} {self.fraction:.0%}"
+
+
+Watcher = Callable[[Progress], object]
+
+
+class _Reporter:
+    """One call that is watched."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self.watcher = watcher
+        self.begun = time.perf_counter()
+        self.error: BaseException | None = None  # that it raised
+        self.number, self.fraction = -1, 0.0
+
+    def __call__(self, stage: str, part: float) -> None:
+        fraction = max(self.fraction, BEFORE[stage] + STAGES[stage] * min(part, 0.99))
+        if ORDER[stage] > self.number or (ORDER[stage] == self.number and fraction >= self.fraction + LEAST):
+            self.number = ORDER[stage]
+            self.tell(stage, fraction)
+
+    def tell(self, stage: str, fraction: float) -> None:
+        self.fraction = fraction
+        try:
+            self.watcher(Progress(stage, fraction, time.perf_counter() - self.begun))
+        except BaseException as error:
+            self.error = error
+            raise
+
+
+_reporter: ContextVar[_Reporter | None] = ContextVar("rlx_progress", default=None)
+
+
+@contextmanager
+def reporting(watcher: Watcher | None) -> Iterator[None]:
+    """Within the block `watcher` is told what this thread reports; None leaves it as it is around.
+
+    What the function raises ends the call.
+    """
+    if watcher is None:
+        yield
+        return
+    if not callable(watcher):
+        raise OptionError(f"progress={watcher!r:.80}: expected a function that is called with rlx.progress.Progress")
+    reporter = _Reporter(watcher)
+    token = _reporter.set(reporter)
+    try:
+        reporter("read", 0.0)
+        yield
+    finally:
+        _reporter.reset(token)
+    if reporter.error is not None:  # something took it for an error of its own, as of a disk
+        raise reporter.error
+    reporter.tell("done", 1.0)
+
+
+def report(stage: str, part: float = 0.0) -> None:
+    """That `part` (0 to 1) of a stage is done. A stage that comes again, as for a region of the graph, is not told."""
+    reporter = _reporter.get()
+    if reporter is not None:
+        reporter(stage, part)
+
+
+def is_watched() -> bool:
+    """Whether anybody is told."""
+    return _reporter.get() is not None
+
+
+def reported(function: F) -> F:
+    """Decorator: the function that a call gives as `progress` is told what it reports."""
+
+    @wraps(function)
+    def inside(*args: Any, progress: Watcher | None = None, **named: Any) -> Any:
+        with reporting(progress):
+            return function(*args, **named)
+
+    return inside  # type: ignore[return-value]
