@@ -19,7 +19,9 @@ __all__ = ["cli", "main"]
 COMMANDS = {
     "demo": "demo", "run": "run", "bench": "bench", "estimate": "estimate", "plan": "explain", "explain": "explain",
     "verify": "verify", "profile": "profile", "report": "profile", "devices": "devices", "calibrate": "calibrate",
-    "cache": "cache", "generate": "generate", "chat": "chat", "embed": "embed", "quantize": "quantize",
+    "cache": "cache", "quantize": "quantize",
+    "generate": "language.generate", "chat": "language.chat", "embed": "language.embed",
+    "perplexity": "language.perplexity",
 }  # name -> the module of rlx.cli that has it, imported when it is called: `estimate` needs no compiler  # fmt: skip
 
 ELSEWHERE = {

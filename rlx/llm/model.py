@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +19,11 @@ from rlx.ir.shape import upper
 from rlx.llm.choosing import Chooser
 from rlx.llm.generation import Generation
 from rlx.llm.options import GenerationKeywords, options_of
+from rlx.llm.scoring import Score, logprobs_of, perplexity_of
 from rlx.llm.stats import Stats
 from rlx.llm.stopping import Stopper
 from rlx.models.decoder import sampler_of
 from rlx.models.sampling import Row
-from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 
 if TYPE_CHECKING:
@@ -32,22 +31,9 @@ if TYPE_CHECKING:
     from rlx.models.constraint import Constraints
     from rlx.models.tokenizer import Tokenizer
 
-__all__ = ["LanguageModel", "Score"]
+__all__ = ["LanguageModel"]
 
 MESSAGES = "[{'role': 'user', 'content': 'hello'}]"  # as the shortest conversation is written
-
-
-@dataclass(frozen=True)
-class Score:
-    """Natural logarithms of the probabilities of tokens after those before them: logprobs[i] is that of ids[i + 1]."""
-
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-
-    @property
-    def perplexity(self) -> float:
-        """exp of the mean of -log-probability; NaN for a text of one token."""
-        return math.exp(-sum(self.logprobs) / len(self.logprobs)) if self.logprobs else math.nan
 
 
 @bounded_class(ExecutionError)
@@ -179,31 +165,22 @@ class LanguageModel:
         ids = self._ids(text)
         if len(ids) > self.context:
             raise OptionError(f"score: {len(ids):,} tokens have no room in a context of {self.context:,}")
-        return Score(tuple(ids), tuple(self._logprobs(ids)))
+        return Score(tuple(ids), tuple(logprobs_of(self, ids)))
 
-    def perplexity(self, text: str | Sequence[int]) -> float:
-        """exp of the mean of -log-probability over the tokens of a text, in windows of the context."""
-        ids = self._ids(text)
-        found: list[float] = []
-        for start in range(0, max(len(ids) - 1, 1), self.context):
-            found += self._logprobs(ids[start : start + self.context + (start + self.context < len(ids))])
-        return Score(tuple(ids), tuple(found)).perplexity
+    def perplexity(
+        self,
+        text: str | Sequence[int],
+        *,
+        stride: int | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> float:
+        """exp of the mean of -log-probability over the tokens of a text, in windows of the context.
 
-    def _logprobs(self, ids: Sequence[int]) -> list[float]:
-        with self.alone():
-            return self._logprobs_alone(ids)
-
-    def _logprobs_alone(self, ids: Sequence[int]) -> list[float]:
-        self.begin(None, [])
-        found: list[float] = []
-        last = len(ids) - 1  # nothing follows this one
-        for start in range(0, last, self._rows):
-            part = ids[start : min(start + self._rows, last)]
-            logits = self._run(part, range(len(part)), "logits").astype(np.float64)
-            logits -= logits.max(axis=1, keepdims=True)
-            chosen = logits[np.arange(len(part)), np.asarray(ids[start + 1 : start + 1 + len(part)])]
-            found += (chosen - np.log(np.exp(logits).sum(axis=1))).tolist()
-        return found
+        A window begins `stride` tokens after the one before (None: where that ends), and of each only those tokens
+        count that the one before did not reach: with a shorter stride they have more before them, and it takes longer.
+        `progress` is called with how many tokens are done and how many there are. Raises `OptionError`.
+        """
+        return perplexity_of(self, self._ids(text), self.context if stride is None else stride, progress)
 
     # ---- the cache
 
@@ -255,6 +232,15 @@ class LanguageModel:
         self.model.states["length"].write(np.full(1, same, np.int64))
         self.generation, self.filled = generation, self.filled[:same]
         return same
+
+    def logits(self, ids: Sequence[int]) -> Array:
+        """f32 [tokens, vocab] after each of these tokens, which follow those in the cache."""
+        return np.concatenate(
+            [
+                self._run(part, range(len(part)), "logits")
+                for part in (ids[start : start + self._rows] for start in range(0, len(ids), self._rows))
+            ]
+        )
 
     def extend(self, ids: Sequence[int], output: str, row: Row | None = None) -> Array:
         """An output for the last of these tokens, which follow those in the cache; sampled as `row` says."""

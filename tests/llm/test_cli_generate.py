@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from small_decoders import write_gguf
 
@@ -54,3 +55,17 @@ def test_a_model_with_a_chat_template_gets_a_hint(path: Path, tmp_path: Path) ->
         assert done.exit_code == 0, done.output
         assert ("with --chat it answers PROMPT" in done.stderr) == hinted
         assert "hint" not in done.stdout
+
+
+def test_perplexity(path: Path, llm: LanguageModel, tmp_path: Path) -> None:
+    text = "hello world, " * 40
+    file = tmp_path / "text"
+    file.write_text(text)
+    asked = ["perplexity", str(path), "--device", "cpu"]
+    plain = CliRunner().invoke(cli, [*asked, str(file), "--stride", "99"])
+    assert plain.exit_code == 0, plain.output
+    assert plain.stdout.startswith(f"perplexity {llm.perplexity(text, stride=99):.4f} of {len(llm.tokenize(text)):,} ")
+    found = json.loads(CliRunner().invoke(cli, [*asked, "-", "--json"], input=text).stdout)
+    assert found["perplexity"] == pytest.approx(llm.perplexity(text))
+    file.write_bytes(b"\xff")
+    assert "is not UTF-8" in CliRunner().invoke(cli, [*asked, str(file)]).stderr

@@ -136,7 +136,33 @@ def test_scores_are_log_probabilities(llm: LanguageModel, reference: Any) -> Non
     score = llm.score(PROMPT)
     np.testing.assert_allclose(score.logprobs, wanted, atol=1e-4)
     assert score.perplexity == pytest.approx(np.exp(-wanted.mean()), rel=1e-4) == llm.perplexity(PROMPT)
-    assert llm.perplexity(PROMPT * 8) > 1  # in windows
+
+
+def test_windows_count_every_token_once(llm: LanguageModel) -> None:
+    """Of a long text the tokens of a window have those before them that it holds, and none counts twice."""
+    ids, context, done = PROMPT * 8, llm.context, list[tuple[int, int]]()
+    for stride in (256, 100, 7 * 32):
+        found, at = list[float](), 0
+        while len(found) < len(ids) - 1:
+            window = ids[at : at + context + 1]
+            scores = [*llm.score(window[:-1]).logprobs, last_of(llm, window)]
+            found += scores[len(found) - at :]
+            at += stride
+        done.clear()
+        made = llm.perplexity(ids, stride=stride, progress=lambda *now: done.append(now))
+        assert made == pytest.approx(np.exp(-np.mean(found)), rel=1e-6)
+        assert done[-1] == (len(ids) - 1, len(ids) - 1)
+    assert llm.perplexity(ids) == llm.perplexity(ids, stride=256)
+    with pytest.raises(OptionError, match="stride=257: expected 1 to the 256 tokens"):
+        llm.perplexity(ids, stride=257)
+
+
+def last_of(llm: LanguageModel, window: list[int]) -> float:
+    """ln of the probability of the last token of a window of one more token than the context has room for."""
+    with llm.alone():
+        llm.begin(None, [])
+        logits = llm.extend(window[:-1], "logits")[-1].astype(np.float64)
+    return float(logits[window[-1]] - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
 
 
 def test_a_step_takes_no_memory(llm: LanguageModel) -> None:

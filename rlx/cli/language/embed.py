@@ -10,7 +10,7 @@ from typing import Any
 import click
 import numpy as np
 
-from rlx.cli.language import running_options
+from rlx.cli.language.options import running_options
 from rlx.cli.options import json_option, model_argument
 from rlx.cli.show import loading, print_json, working
 from rlx.llm.embedder import load_embedder

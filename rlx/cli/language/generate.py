@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from rlx.cli.language import drawn_options, loaded, loading_options, of_draws
+from rlx.cli.language.options import drawn_options, loaded, loading_options, of_draws
 from rlx.cli.options import json_option, model_argument
 from rlx.cli.show import print_json, visible
 from rlx.llm.generation import Generation

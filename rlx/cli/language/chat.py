@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from rlx.cli.chat_commands import COMMANDS, run_command, status
-from rlx.cli.language import drawn_options, loaded, loading_options, of_draws
+from rlx.cli.language.chat_commands import COMMANDS, run_command, status
+from rlx.cli.language.options import drawn_options, loaded, loading_options, of_draws
 from rlx.cli.options import model_argument
 from rlx.cli.show import on_terminal, visible
 from rlx.errors import RlxError

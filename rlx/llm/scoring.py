@@ -1,0 +1,61 @@
+"""How probable texts are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlx.errors import OptionError
+from rlx.records import dataclass
+
+if TYPE_CHECKING:
+    from rlx.llm.model import LanguageModel
+
+__all__ = ["Score", "logprobs_of", "perplexity_of"]
+
+ROWS = 32  # of logits at a time
+
+
+@dataclass(frozen=True)
+class Score:
+    """Natural logarithms of the probabilities of tokens after those before them: logprobs[i] is that of ids[i + 1]."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean of -log-probability; NaN for a text of one token."""
+        return math.exp(-sum(self.logprobs) / len(self.logprobs)) if self.logprobs else math.nan
+
+
+def logprobs_of(llm: LanguageModel, ids: Sequence[int]) -> list[float]:
+    """ln of the probability of each token but the first, after those before it; computed in f64 from the logits."""
+    found: list[float] = []
+    last = len(ids) - 1  # nothing follows this one
+    with llm.alone():
+        llm.begin(None, [])
+        for start in range(0, last, ROWS):
+            part = ids[start : min(start + ROWS, last)]
+            logits = llm.logits(part).astype(np.float64)
+            logits -= logits.max(axis=1, keepdims=True)
+            chosen = logits[np.arange(len(part)), np.asarray(ids[start + 1 : start + 1 + len(part)])]
+            found += (chosen - np.log(np.exp(logits).sum(axis=1))).tolist()
+    return found
+
+
+def perplexity_of(llm: LanguageModel, ids: Sequence[int], stride: int, progress: Callable[[int, int], None]) -> float:
+    """What `LanguageModel.perplexity` gives; the last token of a window begins the next, where that follows at once."""
+    if type(stride) is not int or not 1 <= stride <= llm.context:
+        raise OptionError(f"stride={stride!r}: expected 1 to the {llm.context} tokens of the context")
+    found: list[float] = []
+    for start in range(0, max(len(ids) - 1, 1), stride):
+        window = ids[start : start + llm.context + 1]
+        new = start + len(window) - 1 - len(found)  # those that no window before this one reached
+        if new > 0 or not found:
+            found += logprobs_of(llm, window)[len(window) - 1 - new :]
+        progress(len(found), len(ids) - 1)
+    return Score(tuple(ids), tuple(found)).perplexity
