@@ -66,7 +66,7 @@ ALLOWED: dict[str, set[str]] = {
     "trace": {"ir", "ops", "runtime"},
     "transform": {"ir", "ops", "passes", "trace"},
     "dynamo": {"runtime"},
-    "quantiser": {"ir", "importers", "runtime", "models", "rlx"},
+    "quantiser": {"ir", "ops", "importers", "runtime", "models", "rlx"},
     "numpy": {"ops"},
     "rlx": COMPILER_PARTS
     | {
