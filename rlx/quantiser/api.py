@@ -16,7 +16,7 @@ from rlx.ir.value import Value
 from rlx.quantiser import weights as files
 from rlx.quantiser.imatrix import Importance, read_imatrix, write_imatrix
 from rlx.quantiser.inputs import Given
-from rlx.quantiser.onnx_weights import ONNX_TYPES
+from rlx.quantiser.onnx.weights import ONNX_TYPES
 from rlx.quantiser.ranges import RANGES
 from rlx.quantiser.report import Quantized
 from rlx.quantiser.rules import TYPES, Rules
@@ -108,7 +108,7 @@ def quantize(
     if made == "onnx":
         if imatrix is not None:
             raise OptionError("imatrix= is for block formats in GGUF files; an ONNX file is calibrated by inputs=")
-        from rlx.quantiser.onnx_model import quantize_onnx
+        from rlx.quantiser.onnx.model import quantize_onnx
 
         return quantize_onnx(path, goal, rules, wishes)
     if inputs is not None and (container != "gguf" or imatrix is not None):

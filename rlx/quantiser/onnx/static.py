@@ -17,7 +17,7 @@ import numpy as np
 
 from rlx.errors import no_such
 from rlx.ir.graph import Array
-from rlx.quantiser.onnx_file import OnnxFile
+from rlx.quantiser.onnx.file import OnnxFile
 from rlx.quantiser.ranges import Grid
 from rlx.quantiser.report import TensorResult
 from rlx.quantiser.rows import Errors
