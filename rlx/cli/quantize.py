@@ -69,8 +69,14 @@ class RuleType(click.ParamType[Any]):
 @click.option("--embeddings", metavar="TYPE", help="Of the table of tokens. Default: TYPE (ONNX: f16 and bf16 only).")
 @click.option("--output", metavar="TYPE", help="Of the head that gives logits. Default: q6_k, or TYPE if that is more.")
 @click.option("--imatrix", type=click.Path(path_type=Path), help="Importance of columns, a file of llama.cpp.")
+@click.option("--save-imatrix", type=click.Path(path_type=Path), help="Keep the importance that --inputs measured.")
 @click.option("--activations", type=click.Choice(["u8", "i8"]), help="With --type int8 of ONNX: round activations too.")
-@click.option("--inputs", type=click.Path(path_type=Path), help="An .npz by name, an .npy, or a folder of these.")
+@click.option(
+    "--inputs",
+    type=click.Path(path_type=Path),
+    help="Of ONNX: an .npz by name, an .npy, or a folder of these. Of a GGUF language model: a .txt that it reads to "
+    "measure importance.",
+)
 @click.option(
     "--ranges",
     type=click.Choice(list(RANGES)),

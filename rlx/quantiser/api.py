@@ -14,9 +14,9 @@ from rlx.importers.formats import is_onnx
 from rlx.importers.sources import FileSource
 from rlx.ir.value import Value
 from rlx.quantiser import weights as files
-from rlx.quantiser.imatrix import Importance, read_imatrix
+from rlx.quantiser.imatrix import Importance, read_imatrix, write_imatrix
 from rlx.quantiser.inputs import Given
-from rlx.quantiser.onnx_weights import ONNX_TYPES
+from rlx.quantiser.onnx.weights import ONNX_TYPES
 from rlx.quantiser.ranges import RANGES
 from rlx.quantiser.report import Quantized
 from rlx.quantiser.rules import TYPES, Rules
@@ -39,7 +39,7 @@ class Wishes:
     keep: Sequence[str] = ()
     threads: int = 1
     dry_run: bool = False
-    inputs: Given | None = None
+    inputs: Any = None
     progress: files.Progress = field(default=lambda what, done, total: None)
 
 
@@ -54,8 +54,9 @@ def quantize(
     embeddings: str | None = None,
     output: str | None = None,
     imatrix: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    save_imatrix: str | os.PathLike[str] | None = None,
     activations: str | None = None,
-    inputs: Given | None = None,
+    inputs: Given | Sequence[int] | None = None,
     ranges: str = "mse",
     percentile: float = 99.99,
     per_channel: bool = True,
@@ -72,7 +73,9 @@ def quantize(
     others f32, f16, bf16, any block format, or a mix of them as q4_k_m. Tensors of one axis, small ones and what is no
     float stay as they are. `tensors` gives patterns of names with * and ? and the types of what they match, in order;
     `keep` patterns of what stays. `embeddings` and `output` are the types of the table of tokens and the head.
-    `imatrix` is a file of llama.cpp with the importance of columns, or a mapping as `read_imatrix` gives.
+    `imatrix` is a file of llama.cpp with the importance of columns. For a GGUF file of a language model, `inputs` are a
+    .txt file or a list of tokens, which the model reads so that the importance is measured; `save_imatrix` is a file
+    for that.
 
     With `activations` ("u8" or "i8") and type int8 the products of an ONNX model are made of 8-bit numbers; their
     ranges are found on `inputs`: an npz or npy file, a folder of these, arrays by the names of inputs, a sequence of
@@ -105,23 +108,36 @@ def quantize(
     if made == "onnx":
         if imatrix is not None:
             raise OptionError("imatrix= is for block formats in GGUF files; an ONNX file is calibrated by inputs=")
-        from rlx.quantiser.onnx_model import quantize_onnx
+        from rlx.quantiser.onnx.model import quantize_onnx
 
         return quantize_onnx(path, goal, rules, wishes)
-    return _quantize_weights(path, made, goal, rules, wishes, imatrix)
-
-
-def _quantize_weights(
-    path: Path,
-    container: str,
-    goal: Path,
-    rules: Rules,
-    wishes: Wishes,
-    imatrix: str | os.PathLike[str] | Mapping[str, Any] | None,
-) -> Quantized:
+    if inputs is not None and (container != "gguf" or imatrix is not None):
+        raise OptionError(
+            "inputs= measure the importance of a GGUF file of a language model; give that, and no imatrix="
+        )
+    if save_imatrix is not None and inputs is None:
+        raise OptionError("save_imatrix= writes what inputs= measured; give those too")
     given: Mapping[str, Importance] = {}
     if imatrix is not None:
         given = imatrix if isinstance(imatrix, Mapping) else read_imatrix(imatrix)
+    elif inputs is not None and not dry:
+        given = _measured(path, wishes, save_imatrix)
+    return _quantize_weights(path, made, goal, rules, wishes, given)
+
+
+def _measured(path: Path, wishes: Wishes, save_imatrix: str | os.PathLike[str] | None) -> Mapping[str, Importance]:
+    from rlx.quantiser.importance import CHUNK, measured, tokens_of
+
+    tokens = tokens_of(path, wishes.inputs)
+    found = measured(path, tokens, wishes.threads, lambda done, total: wishes.progress("importance", done, total))
+    if save_imatrix is not None:
+        write_imatrix(save_imatrix, found, path.name, -(-len(tokens) // CHUNK))
+    return found
+
+
+def _quantize_weights(
+    path: Path, container: str, goal: Path, rules: Rules, wishes: Wishes, given: Mapping[str, Importance]
+) -> Quantized:
     weights = files.read_file(path, container)
     plan = files.plan_of(weights, rules, given)
     results, size = plan.tensors, 0
@@ -166,15 +182,13 @@ def _check_other(path: Path, goal: Path) -> None:
 
 
 def _check_choices(
-    container: str, type: str, activations: str | None, ranges: str, percentile: float, inputs: Given | None
+    container: str, type: str, activations: str | None, ranges: str, percentile: float, inputs: Any
 ) -> None:
     if ranges not in RANGES:
         raise OptionError(f"ranges={ranges!r}: expected one of {', '.join(RANGES)}")
     if not 50 < percentile <= 100:
         raise OptionError(f"percentile={percentile!r}: expected more than 50 and at most 100")
     if activations is None:
-        if inputs is not None and container != "onnx":
-            raise OptionError("inputs= are for ONNX models; a GGUF model takes imatrix=")
         return
     if activations not in ("u8", "i8"):
         raise OptionError(f"activations={activations!r}: expected u8 or i8")

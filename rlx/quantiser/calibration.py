@@ -8,7 +8,7 @@ import numpy as np
 
 import rlx
 from rlx.ir.graph import Array
-from rlx.quantiser.onnx_file import OnnxFile
+from rlx.quantiser.onnx.file import OnnxFile
 from rlx.quantiser.ranges import Seen
 
 __all__ = ["observe"]

@@ -17,6 +17,7 @@ from rlx.errors import ModelFormatError, NameNotFound, OptionError, RlxError, Sh
 from rlx.importers.gguf import read_gguf
 from rlx.importers.safetensors import read_safetensors
 from rlx.ir.encodings import ENCODINGS
+from rlx.models.tokenizer.loading import load as load_tokenizer
 from rlx.quantiser.imatrix import Importance, read_imatrix, write_imatrix
 from rlx.quantiser.rules import BLOCKS, MIXES
 
@@ -203,7 +204,8 @@ def test_what_can_not_be_is_refused(source: Path, tmp_path: Path) -> None:
         (source, "x.gguf", {"tensors": {"*": "q4_k_m"}}, "mix of types"),
         (source, "x.gguf", {"type": "iq1_s"}, "no type 'iq1_s'"),
         (source, "x.gguf", {"activations": "u8"}, "type int8 of ONNX"),
-        (source, "x.gguf", {"inputs": [{}]}, "inputs= are for ONNX"),
+        (source, "x.gguf", {"inputs": [1, 2]}, "measure the importance of a GGUF"),
+        (source, "x.gguf", {"save_imatrix": "i.gguf"}, "writes what inputs= measured"),
         (source, "x.gguf", {"ranges": "best"}, "ranges="),
         (tmp_path / "none.gguf", "x.gguf", {}, "can't be opened"),
         (3, "x.gguf", {}, "takes the path"),
@@ -274,3 +276,43 @@ def test_importance_of_another_model_is_refused(source: Path, tmp_path: Path) ->
     write_imatrix(tmp_path / "i.gguf", {"blk.0.attn_q.weight": bad}, "test", 1)
     with pytest.raises(ModelFormatError, match="finite"):
         rlx.quantize(source, tmp_path / "o.gguf", "q4_k", imatrix=tmp_path / "i.gguf")
+
+
+def test_importance_is_measured(tmp_path: Path) -> None:
+    """The mean squares of what the first layer's queries multiply: norms of the embeddings of all tokens."""
+    case = CASES["llama"]
+    path = write_gguf(tmp_path / "in.gguf", case["config"], case["shapes"])
+    vocab = case["config"]["vocab_size"]
+    tokens = np.random.default_rng(0).integers(0, vocab, 700).tolist()
+    rlx.quantize(path, tmp_path / "out.gguf", "q8_0", inputs=tokens, save_imatrix=tmp_path / "i.gguf")
+    found, file = read_imatrix(tmp_path / "i.gguf"), read_gguf(path)
+    hidden = case["config"]["hidden_size"]
+    table = file.raw("token_embd.weight").view(np.float32).reshape(vocab, hidden).astype(np.float64)
+    x = table[tokens]
+    x = x / np.sqrt(np.square(x).mean(axis=1, keepdims=True) + case["config"]["rms_norm_eps"])
+    x = x * file.raw("blk.0.attn_norm.weight").view(np.float32)
+    for name in ("attn_q", "attn_k", "attn_v"):
+        one = found[f"blk.0.{name}.weight"]
+        np.testing.assert_allclose(one.means, np.square(x).mean(axis=0), rtol=1e-4)
+        assert one.counts.tolist() == [700]
+    products = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    layers = case["config"]["num_hidden_layers"]
+    assert set(found) == {f"blk.{i}.{p}.weight" for i in range(layers) for p in products}
+
+
+def test_a_text_is_read_by_the_models_own_tokens(tmp_path: Path) -> None:
+    """A .txt file gives what its tokens give; tokens that the model lacks, and other files, are refused."""
+    case = CASES["llama"]
+    path = write_gguf(tmp_path / "in.gguf", case["config"], case["shapes"])
+    (tmp_path / "t.txt").write_text("abc abc, this is a text")
+    rlx.quantize(path, tmp_path / "a.gguf", "q4_0", inputs=tmp_path / "t.txt", save_imatrix=tmp_path / "i.gguf")
+    tokens = load_tokenizer(path).encode("abc abc, this is a text", ends=True)
+    rlx.quantize(path, tmp_path / "b.gguf", "q4_0", inputs=tokens, save_imatrix=tmp_path / "j.gguf")
+    a, b = (read_imatrix(tmp_path / name) for name in ("i.gguf", "j.gguf"))
+    assert a.keys() == b.keys()
+    for name, one in a.items():
+        np.testing.assert_array_equal(one.sums, b[name].sums)
+    for given, message in (([1, 10**6], "has .* tokens"), ("t.npz", "reads a .txt"), ([1], "two tokens"), (3, "list")):
+        with pytest.raises(RlxError, match=message):
+            rlx.quantize(path, tmp_path / "c.gguf", "q4_0", inputs=given)  # type: ignore[arg-type]
+    assert not (tmp_path / "c.gguf").exists()

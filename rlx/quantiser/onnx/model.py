@@ -12,9 +12,9 @@ from rlx.errors import OptionError
 from rlx.quantiser.accuracy import compare
 from rlx.quantiser.calibration import observe
 from rlx.quantiser.inputs import Inputs, sets_of
-from rlx.quantiser.onnx_file import OnnxFile, save
-from rlx.quantiser.onnx_static import Product, fold_norms, products_of, round_products, rounded_values, sharing
-from rlx.quantiser.onnx_weights import narrow_weights, plan_weights
+from rlx.quantiser.onnx.file import OnnxFile, save
+from rlx.quantiser.onnx.static import Product, fold_norms, products_of, round_products, rounded_values, sharing
+from rlx.quantiser.onnx.weights import narrow_weights, plan_weights
 from rlx.quantiser.ranges import Grid, grid_of
 from rlx.quantiser.report import OutputError, Quantized, TensorResult
 from rlx.quantiser.rules import Rules

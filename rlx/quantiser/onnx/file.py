@@ -14,7 +14,7 @@ from rlx.importers.onnx.tensor import External
 from rlx.importers.sources import FileSource
 from rlx.ir.dtype import pack
 from rlx.ir.graph import Array
-from rlx.quantiser.onnx_bytes import (
+from rlx.quantiser.onnx.wire import (
     fields_of,
     made_node,
     made_tensor,

@@ -17,8 +17,8 @@ from rlx.importers.onnx.tensor import TensorRef
 from rlx.ir.dtype import DTYPES
 from rlx.ir.encodings import ENCODINGS
 from rlx.ir.graph import Array
-from rlx.quantiser.onnx_file import MICROSOFT, OnnxFile
-from rlx.quantiser.onnx_static import weight_scales
+from rlx.quantiser.onnx.file import MICROSOFT, OnnxFile
+from rlx.quantiser.onnx.static import weight_scales
 from rlx.quantiser.report import TensorResult
 from rlx.quantiser.rows import Errors
 from rlx.quantiser.rules import TINY, Rules, stored_bytes

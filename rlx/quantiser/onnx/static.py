@@ -17,7 +17,7 @@ import numpy as np
 
 from rlx.errors import no_such
 from rlx.ir.graph import Array
-from rlx.quantiser.onnx_file import OnnxFile
+from rlx.quantiser.onnx.file import OnnxFile
 from rlx.quantiser.ranges import Grid
 from rlx.quantiser.report import TensorResult
 from rlx.quantiser.rows import Errors
@@ -227,7 +227,7 @@ def weight_scales(weight: Array, axis: int | None) -> Array:
     for part in np.linspace(1, 0.8, 11):
         step = np.maximum(largest * part / 127, FEWEST).astype(np.float32)
         q = np.clip(np.rint(rows / step[:, None]), -127, 127)
-        error = np.square(rows - q * step[:, None]).sum(axis=1, dtype=np.float64)
+        error = np.square((rows - q * step[:, None]).astype(np.float64)).sum(axis=1)
         scale, best = np.where(error < best, step, scale), np.minimum(error, best)
     return np.asarray(np.maximum(scale, FEWEST), np.float32)
 
