@@ -17,7 +17,7 @@ from rlx.errors import OptionError
 __all__ = ["perplexity"]
 
 
-@click.command(help="Print the perplexity of the text in FILE (- is stdin): the lower, the better MODEL foresees it.")
+@click.command(help="Print how well MODEL foresees the text in FILE.\n\nThat is the perplexity: the lower, the better. A FILE of - is stdin.")
 @model_argument
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--stride", type=click.IntRange(min=1), help="From window to window of the context. Default: a context.")
