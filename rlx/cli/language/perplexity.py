@@ -17,7 +17,12 @@ from rlx.errors import OptionError
 __all__ = ["perplexity"]
 
 
-@click.command(help="Print how well MODEL foresees the text in FILE.\n\nThat is the perplexity: the lower, the better. A FILE of - is stdin.")
+@click.command(
+    help="""Print how well MODEL foresees the text in FILE.
+
+    That is the perplexity: the lower, the better. A FILE of - is stdin.
+    """
+)
 @model_argument
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--stride", type=click.IntRange(min=1), help="From window to window of the context. Default: a context.")
