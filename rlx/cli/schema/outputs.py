@@ -25,6 +25,8 @@ from rlx.cli.schema.parts import (
     Path,
     Plan,
     Prediction,
+    QuantizedOutput,
+    QuantizedTensor,
     Remedy,
     Scaling,
     Span,
@@ -236,6 +238,31 @@ class Generate(Output):
     tokens_per_second: Number
 
 
+class Embed(Output):
+    """`rlx embed`."""
+
+    device: str
+    dimensions: int
+    texts: int
+    embeddings: NotRequired[list[list[float]]]  # a vector for each text; without --output
+    output: NotRequired[Path]  # with --output: the file that has them
+
+
+class Quantize(Output):
+    """`rlx quantize`."""
+
+    source: Path
+    target: Path
+    type: str
+    tensors: list[QuantizedTensor]
+    bytes_before: int  # of all tensors
+    bytes_after: int
+    written: int  # bytes of the new file; 0 with --dry-run
+    outputs: list[QuantizedOutput]
+    activations: int  # that are rounded in runs
+    notes: list[str]
+
+
 class Demo(Output):
     """`rlx demo`."""
 
@@ -264,5 +291,7 @@ OUTPUTS: dict[str, tuple[type, ...]] = {
     "calibrate": (Calibrate,),
     "cache": (Cache,),
     "generate": (Generate,),
+    "embed": (Embed,),
+    "quantize": (Quantize,),
     "demo": (Demo,),
 }

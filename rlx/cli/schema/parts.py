@@ -7,7 +7,7 @@ from typing import Literal, NotRequired, TypedDict
 __all__ = [
     "CachePart", "Candidate", "Ceilings", "Clones", "Comparison", "Decision", "Device", "DeviceMemory",
     "Dispatched", "Experts", "Extents", "Io", "IoTotals", "KernelIo", "KernelRow", "KernelTime", "Missing",
-    "ModelMemory", "Needs", "Number", "Pace", "Part", "Path", "Plan", "PlanBuffer", "PlanRow", "PlanTotals",
+    "ModelMemory", "Needs", "Number", "Pace", "Part", "Path", "Plan", "PlanBuffer", "PlanRow", "PlanTotals", "QuantizedOutput", "QuantizedTensor",
     "Prediction", "Remedy", "Scaling", "Span", "Tensor", "Timing", "Tolerance", "TrueError", "Turn",
     "Weights", "WrongPass",
 ]  # fmt: skip
@@ -416,6 +416,30 @@ class Ceilings(TypedDict):
     follows: list[float]
     error: float
     guessed: bool
+
+
+class QuantizedTensor(TypedDict):
+    """What became of a tensor."""
+
+    name: str
+    shape: list[int]
+    before: str  # its type
+    after: str
+    bytes_before: int
+    bytes_after: int
+    reason: str  # why it has that type
+    rms: Number | None  # error relative to its elements; null where nothing was rounded
+    worst: Number | None  # the largest difference
+
+
+class QuantizedOutput(TypedDict):
+    """An output of the new model beside that of the old one, over all given inputs."""
+
+    name: str
+    cosine: Number  # the least
+    rms: Number  # relative
+    top1: Number | None  # share of rows whose largest element is at the same place
+    rows: int
 
 
 class CachePart(TypedDict):
