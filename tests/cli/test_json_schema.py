@@ -91,8 +91,8 @@ CASES: list[tuple[list[str], str]] = [
     (["profile", MODEL, "--guess"], "Profile"),
     (["profile", MODEL, "--guess", "--device", "reference"], "Profile"),
     (["report", MODEL, "--guess"], "Report"),
-    (["quantize", MODEL, "{tmp}/small.onnx"], "Quantize"),
-    (["quantize", MODEL, "{tmp}/none.onnx", "--dry-run"], "Quantize"),
+    (["quantize", MODEL, "{tmp}/small.onnx", "--type", "int8"], "Quantize"),
+    (["quantize", MODEL, "{tmp}/none.onnx", "--type", "int8", "--dry-run"], "Quantize"),
     (["devices"], "Devices"),
     (["cache"], "Cache"),
     (["demo", "--device", "cpu"], "Demo"),
@@ -170,6 +170,17 @@ def test_a_text(tmp_path: Path) -> None:
         pytest.importorskip(name)
     found = printed("generate", small_gguf(tmp_path), "hello", "-n", "2", "--device", "cpu")
     assert not misfits(found, outputs.Generate)
+
+
+def test_embeddings(tmp_path: Path) -> None:
+    for name in ("tokenizers", "gguf"):
+        pytest.importorskip(name)
+    from small_encoders import write_gguf
+
+    case = json.loads((Path(__file__).parents[1] / "encoders" / "configs.json").read_text())["bert"]
+    path = str(write_gguf(tmp_path / "small.gguf", case["config"], case["shapes"]))
+    for more in ([], ["--output", str(tmp_path / "made.npy")]):
+        assert not misfits(printed("embed", path, "a b", "c", "--device", "cpu", *more), outputs.Embed)
 
 
 def test_numbers_that_json_lacks_are_texts(capsys: pytest.CaptureFixture[str]) -> None:
