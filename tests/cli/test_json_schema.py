@@ -116,7 +116,7 @@ def test_every_command_has_a_schema() -> None:
     """A command that is new, or a type that no case here prints, fails."""
     assert outputs.OUTPUTS.keys() == COMMANDS.keys() - {"chat"}  # a conversation has no --json
     kinds = {kind.__name__ for kinds in outputs.OUTPUTS.values() for kind in kinds}
-    own = {"Replay", "Calibrate", "Generate", "Embed"}  # which have tests of their own below
+    own = {"Replay", "Calibrate", "Generate", "Perplexity", "Embed"}  # which have tests of their own below
     assert {kind for _, kind in CASES} | own == kinds
 
 
@@ -168,8 +168,10 @@ def test_a_calibration() -> None:
 def test_a_text(tmp_path: Path) -> None:
     for name in ("tokenizers", "gguf"):
         pytest.importorskip(name)
-    found = printed("generate", small_gguf(tmp_path), "hello", "-n", "2", "--device", "cpu")
-    assert not misfits(found, outputs.Generate)
+    path, text = small_gguf(tmp_path), tmp_path / "text"
+    text.write_text("hello")
+    assert not misfits(printed("generate", path, "hello", "-n", "2", "--device", "cpu"), outputs.Generate)
+    assert not misfits(printed("perplexity", path, str(text), "--device", "cpu"), outputs.Perplexity)
 
 
 def test_embeddings(tmp_path: Path) -> None:

@@ -238,6 +238,17 @@ class Generate(Output):
     tokens_per_second: Number
 
 
+class Perplexity(Output):
+    """`rlx perplexity`."""
+
+    device: str
+    tokens: int
+    context: int
+    stride: int  # tokens from window to window
+    perplexity: Number  # "nan" for a text of one token
+    seconds: float
+
+
 class Embed(Output):
     """`rlx embed`."""
 
@@ -291,6 +302,7 @@ OUTPUTS: dict[str, tuple[type, ...]] = {
     "calibrate": (Calibrate,),
     "cache": (Cache,),
     "generate": (Generate,),
+    "perplexity": (Perplexity,),
     "embed": (Embed,),
     "quantize": (Quantize,),
     "demo": (Demo,),
