@@ -24,7 +24,7 @@ VERSIONS = (  # optimum-onnx takes transformers below 4.58
     "onnxruntime==1.32.0", "onnxscript==0.7.2",
 )  # fmt: skip
 FOLDER = Path(__file__).parents[1] / "tests" / "decoders" / "exported"
-FAMILIES = ("gpt2", "llama", "qwen2", "llama-dynamo")
+FAMILIES = ("gpt2", "llama", "qwen2", "llama-dynamo", "llama-dynamo-masked")
 SMALL = 256  # elements: smaller tensors stay in the files
 
 EXPORT = """
@@ -52,21 +52,29 @@ class Flat(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids, position_ids, k0, v0, k1, v1):
+    def forward(self, k0, v0, k1, v1, input_ids, position_ids, attention_mask=None):
         cache = DynamicCache.from_legacy_cache(((k0, v0), (k1, v1)))
-        out = self.model(input_ids=input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True)
+        out = self.model(input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask,
+                         past_key_values=cache, use_cache=True)
         return (out.logits, *(t for pair in out.past_key_values.to_legacy_cache() for t in pair))
 
 
 pasts, presents = ([f"{kind}.{i}.{t}" for i in (0, 1) for t in ("key", "value")] for kind in ("past", "present"))
-torch.onnx.export(
-    Flat(models["llama"]),
-    (torch.ones(1, 3, dtype=torch.int64), torch.arange(5, 8)[None], *(torch.randn(1, 2, 5, 16) for _ in range(4))),
-    dynamo=True,
-    dynamic_shapes=({1: torch.export.Dim.DYNAMIC},) * 2 + ({2: torch.export.Dim.DYNAMIC},) * 4,
-    input_names=["input_ids", "position_ids", *pasts],
-    output_names=["logits", *presents],
-).save(f"{sys.argv[1]}/llama-dynamo.onnx")
+caches = tuple(torch.randn(1, 2, 5, 16) for _ in range(4))
+ids = {
+    "input_ids": torch.ones(1, 3, dtype=torch.int64),
+    "position_ids": torch.arange(5, 8)[None],
+    "attention_mask": torch.ones(1, 8, dtype=torch.int64),
+}
+for name, count in (("llama-dynamo", 2), ("llama-dynamo-masked", 3)):
+    torch.onnx.export(
+        Flat(models["llama"]),
+        (*caches, *list(ids.values())[:count]),
+        dynamo=True,
+        dynamic_shapes=({2: torch.export.Dim.DYNAMIC},) * 4 + ({1: torch.export.Dim.DYNAMIC},) * count,
+        input_names=[*pasts, *list(ids)[:count]],
+        output_names=["logits", *presents],
+    ).save(f"{sys.argv[1]}/{name}.onnx")
 """
 
 

@@ -14,11 +14,11 @@ from rlx.ir.shape import Shape, Size, numel
 from rlx.ops.contract import Gemm, MatMul
 from rlx.ops.conv import Conv, per_axis
 from rlx.ops.elementwise import Add, Unary
-from rlx.ops.index import Gather
+from rlx.ops.index import Gather, GatherND
 from rlx.ops.layout import Concat, Expand, Pad, Reshape, Slice, Split, Squeeze, Tile, Transpose, Unsqueeze
 from rlx.ops.reduction import ReduceMax, ReduceMean, ReduceMin, ReduceSum, axes_of
 from rlx.passes.match.patterns import Statics, is_sized, made_by
-from rlx.passes.match.places import are_in_order
+from rlx.passes.match.places import are_coordinates_in_order, are_in_order
 from rlx.passes.rewrite import Site, rewrite_all
 
 __all__ = ["layout"]
@@ -239,10 +239,20 @@ def _gather(site: Site) -> Value | None:
     return _as_reshape(site)
 
 
+def _gather_nd(site: Site) -> Value | None:
+    """The same of a mask that is indexed by a grid of its own places."""
+    x, indices = site.inputs
+    depth = indices.shape[-1]
+    if site.op.batch_dims or not are_coordinates_in_order(indices, x.shape[:depth]):  # type: ignore[attr-defined]
+        return None
+    return _as_reshape(site)
+
+
 MOVES = (Concat, Expand, Pad, Reshape, Slice, Split, Tile, Transpose)
 
 RULES: dict[type[Any], Rule] = {
     Gather: _gather,
+    GatherND: _gather_nd,
     Squeeze: _as_reshape,
     Unsqueeze: _as_reshape,
     Reshape: _reshape,

@@ -79,4 +79,8 @@ def test_what_dims_says_comes_first(tmp_path: Path) -> None:
     assert str(load(path, dims={"past": 4, "seq": 2}).inputs[2].type) == "f32[batch, 6]"
     assert str(load(path, dims={"past + seq": (3, 7)}).inputs[2].type) == "f32[batch, `past + seq`]"
     assert str(load(path, dims={"m": {1: "mask"}}).inputs[2].type) == "f32[batch, mask]"
+    other = grown(tmp_path, "mask")
+    said = load(other, dims={"m": {1: "past + seq"}, "batch": 2})
+    assert [str(v.type) for v in said.inputs] == ["f32[2, seq]", "f32[2, past]", "f32[2, past + seq]"]
+    assert not said.guards
     assert str(load(grown(tmp_path, "past - seq")).inputs[2].type) == "f32[batch, `past - seq`]"

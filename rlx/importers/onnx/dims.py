@@ -24,8 +24,9 @@ def input_shapes(inputs: Sequence[ValueInfo], dims: DimsOption | None) -> tuple[
     Named sizes are one `Dim` a name, but a name that is an expression of others, as `past + 1`, is that expression
     unless `dims` says something of it; sizes without one are named after input and axis ("x.2"). `dims` are given by
     dim name or by input, `{"x": (1, 3, (32, 960), (32, 960))}`. What is given by input and axis, `{"y": {0: "M"}}`, or
-    another name in the place of an axis, is for that axis alone: it parts it from others that the file gives the same
-    name. Raises `OptionError` for malformed entries, `ShapeError` for one that contradicts the file.
+    another name (or expression of names) in the place of an axis, is for that axis alone: it parts it from others that
+    the file gives the same name. Raises `OptionError` for malformed entries, `ShapeError` for one that contradicts the
+    file.
     """
     declared = _declared(inputs)
     given = dict(dims or {})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlx.ir.graph import Array, Value
+from rlx.ir.graph import Array, Node, Value
 from rlx.ir.shape import Dim, Shape, Size
 from rlx.ops.elementwise import Add, Identity, Mul, Sub
-from rlx.ops.layout import Expand, Iota, Reshape, SizeOf, Squeeze, Transpose, Unsqueeze
+from rlx.ops.layout import Concat, Expand, Iota, Reshape, SizeOf, Squeeze, Transpose, Unsqueeze
 from rlx.records import dataclass
 
-__all__ = ["Places", "are_in_order", "places"]
+__all__ = ["Places", "are_coordinates_in_order", "are_in_order", "places"]
 
 LARGEST = 1 << 16  # elements of a constant that are looked at
 DEEPEST = 32  # nodes one after the other
@@ -35,6 +35,33 @@ def are_in_order(value: Value) -> bool:
             return False
         after = after * size
     return True
+
+
+def are_coordinates_in_order(value: Value, shape: Shape) -> bool:
+    """Whether the rows along the last axis are the indices of all elements of that shape in the order in which they
+    lie, each index made by itself: concat of places along axes that follow one another.
+    """
+    match value.node:
+        case Node(op=Concat(axis=axis), inputs=parts) if axis % value.rank == value.rank - 1:
+            pass
+        case _:
+            parts = (value,)
+    if len(parts) != len(shape) or any(x.shape[-1] != 1 for x in parts):
+        return False
+    grid, last = value.shape[:-1], -1
+    for part, size in zip(parts, shape, strict=True):
+        found = places(part)
+        if found is None or found.constant != 0:
+            return False
+        moving = [d for d, step in enumerate(found.steps) if step != 0]
+        if not moving and size == 1:
+            continue
+        if len(moving) != 1 or moving[0] <= last or found.steps[moving[0]] != 1 or grid[moving[0]] != size:
+            return False
+        if any(n != 1 for n in grid[last + 1 : moving[0]]):
+            return False
+        last = moving[0]
+    return all(n == 1 for n in grid[last + 1 :])
 
 
 def places(value: Value, depth: int = 0) -> Places | None:
