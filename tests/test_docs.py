@@ -166,7 +166,7 @@ def test_the_design_names_every_part() -> None:
 
 
 def test_numbers_of_formats_are_in_the_docs() -> None:
-    from rlx.backends.cpu.jit.object_cache import MAGIC
+    from rlx.backends.codegen.object_cache import MAGIC
     from rlx.runtime.container import FORMAT
 
     assert f"**format {FORMAT}**" in (ROOT / "docs" / "artifacts.md").read_text()
