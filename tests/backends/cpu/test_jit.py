@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlx.backends.codegen import object_cache
 from rlx.backends.codegen.object_cache import ObjectCache
 from rlx.backends.cpu.jit import compile as jit
-from rlx.backends.cpu.jit import elf, object_cache
+from rlx.backends.cpu.jit import elf
 from rlx.backends.cpu.jit import load as loader
 from rlx.backends.cpu.jit.code import is_code, read_code
 from rlx.disk import content_key

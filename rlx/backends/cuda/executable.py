@@ -1,0 +1,138 @@
+"""A compiled graph on the device: its module, the status of its checks, and launches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.array import Array, MemorySpace, Tensor
+from rlx.backends.codegen.arguments import KernelCode
+from rlx.backends.codegen.binding import Binding
+from rlx.backends.codegen.kernel_facts import tested_names
+from rlx.backends.codegen.table import Phase
+from rlx.backends.codegen.walked import Held, WalkedCode, WalkedExecutable
+from rlx.backends.cuda.device.driver import driver
+from rlx.backends.cuda.device.memory import MEMORY, SPACE, CudaMemory
+from rlx.backends.cuda.device.module import Module
+from rlx.backends.cuda.text.emitter import STATUS
+from rlx.backends.cuda.text.function import Function
+from rlx.backends.cuda.text.kernels import kernel_texts, module_text
+from rlx.errors import ExecutionError
+from rlx.ir.dtype import DTYPES
+from rlx.ir.graph import Graph
+from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.options import CompileOptions
+
+__all__ = ["Code", "CudaExecutable"]
+
+STATUS_BYTES = 32
+
+
+class Code(WalkedCode):
+    """Functions of one module, which is compiled once all kernels are printed."""
+
+    functions: dict[str, Function]
+
+    def __init__(self, graph: Graph, program: Program, options: CompileOptions) -> None:
+        self.sites: list[tuple[Kernel, str, str]] = []  # of all checks: the kernel, the kind, the type of what is shown
+        super().__init__(graph, program, options)
+        with SPACE.session():
+            self.module = Module(module_text(list(self.functions.values())) if self.functions else "")
+
+    def codes(self, kernel: Kernel) -> Sequence[KernelCode]:
+        made = []
+        for text in kernel_texts(kernel):
+            made.append(text.code(len(self.sites)))
+            self.functions.setdefault(text.function.symbol, text.function)
+            self.sites.extend((kernel, *site) for site in text.sites)
+        return made
+
+
+class CudaExecutable(WalkedExecutable):
+    """Launches phases one after the other in the stream of the device; the host waits at its own steps and the end."""
+
+    code: Code
+
+    def __init__(self, code: Code) -> None:
+        with SPACE.session():
+            super().__init__(code)
+            self.status = MEMORY.allocate(STATUS_BYTES)
+            MEMORY.fill(self.status.address, STATUS_BYTES, 0)
+
+    def load(self) -> None:
+        with SPACE.session():
+            super().load()
+            driver().synchronize()
+
+    @property
+    def memory(self) -> CudaMemory:
+        return MEMORY
+
+    @property
+    def space(self) -> MemorySpace:
+        return SPACE
+
+    def session(self) -> AbstractContextManager[object]:
+        return SPACE.session()
+
+    def another(self) -> CudaExecutable:
+        return CudaExecutable(self.code)
+
+    def trim(self) -> None:
+        with SPACE.session():
+            super().trim()
+            MEMORY.reclaim()
+
+    def address(self, root: Buffer) -> int:
+        return self.status.address if root is STATUS else super().address(root)
+
+    def bring(self, root: Buffer, array: Tensor) -> None:
+        if isinstance(array, Array):
+            written = {self.block, *(self.places[state].block for state in self.program.states)}
+            self.places[root] = SPACE.copy(array.held) if array.held.block in written else array.held
+            return
+        given = np.ascontiguousarray(array)
+        at = self.places.get(root)
+        if at is None or at.nbytes < given.nbytes or at.block.owner is not None:
+            at = Held(block := MEMORY.allocate(given.nbytes), block.address, root.dtype, given.shape)
+        MEMORY.write(at.address, given)
+        self.places[root] = Held(at.block, at.address, root.dtype, given.shape)
+
+    def launch(self, binding: Binding, number: int, phase: Phase) -> None:
+        code = phase.code
+        assert code is not None
+        extents = binding.at_round()
+        blocks = code.chunks(extents)
+        if not blocks:
+            return
+        start = time.perf_counter()
+        threads = self.code.functions[code.symbol].threads.block(extents)
+        words = int(binding.words.ctypes.data) + 8 * binding.table.starts[number]
+        driver().launch(self.code.module.function(code.symbol), blocks, threads, words)
+        if self.spent is not None:
+            driver().synchronize()
+            self.note(number, start)
+
+    def wait(self) -> None:
+        """Waits for the device. Raises the error of the first check that failed."""
+        if not self.code.sites:
+            driver().synchronize()
+            return
+        failed, site, shown, _ = driver().download(self.status.address, STATUS_BYTES).view(np.int64).tolist()
+        if failed:
+            MEMORY.fill(self.status.address, STATUS_BYTES, 0)
+            kernel, kind, dtype = self.code.sites[site]
+            names = tested_names(kernel) or kernel.label
+            raise ExecutionError(f"node {names}: {kind}: {_shown(shown, dtype)}")
+
+
+def _shown(bits: int, dtype: str) -> Any:
+    """What a check shows, from the bits that the device left."""
+    kind = DTYPES[dtype]
+    if kind.is_float and kind.bits >= 32:
+        return np.array(bits, np.int64).view(np.float64)[()].astype(kind.numpy)
+    return bool(bits) if kind.kind == "b" else np.array(bits, np.int64).astype(kind.numpy)[()]
