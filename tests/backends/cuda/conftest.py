@@ -1,4 +1,4 @@
-"""The tests of CUDA run on NVIDIA's device where there is one, else the same text is compiled by g++ for the processor."""
+"""The tests of CUDA run on NVIDIA's device if there is one, else g++ compiles the same text for the processor."""
 
 from __future__ import annotations
 

@@ -143,7 +143,9 @@ class HostDriver:
 
     def launch(self, function: Any, blocks: int, threads: int, words: int) -> None:
         launch, kernel, waits, most = function
-        assert 0 < blocks < 1 << 31 and 0 < threads <= most and threads % 32 == 0
+        assert 0 < blocks < 1 << 31
+        assert 0 < threads <= most
+        assert threads % 32 == 0
         self.launches += 1
         launch(kernel, blocks, threads, ctypes.c_void_p(words), waits)
 

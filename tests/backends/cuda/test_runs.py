@@ -72,7 +72,7 @@ def test_states_change_in_place() -> None:
 
 def test_control_flow() -> None:
     counted = rlx.jit(lambda x: rlx.fori_loop(0, 5, lambda i, x: x * 2 + i, x), device="cuda")
-    assert float(counted(np.float32(1))) == 32 + 26
+    assert np.asarray(counted(np.float32(1))).item() == 32 + 26
 
 
 def test_a_failed_check_names_its_node_and_the_device_lives() -> None:

@@ -83,7 +83,7 @@ class CudaMemory:
         if self.staging is None:
             self.staging = device.pinned(2 * STAGED)
         window = (ctypes.c_uint8 * (2 * STAGED)).from_address(self.staging)
-        pinned = np.frombuffer(window, np.uint8)
+        pinned = np.ctypeslib.as_array(window)
         for number, start in enumerate(range(0, data.nbytes, STAGED)):
             if number % 2 == 0:
                 device.synchronize()  # what the parts held before has been copied
