@@ -43,6 +43,7 @@ class HostDriver:
         self.blocks: dict[int, tuple[Any, int]] = {}
         self.folder = Path(tempfile.mkdtemp(prefix="rlx-cuda-"))
         self.launches = 0
+        self.captured: list[Any] | None = None
         self.libraries: list[Any] = []
 
     def __enter__(self) -> HostDriver:
@@ -146,6 +147,9 @@ class HostDriver:
         assert 0 < blocks < 1 << 31
         assert 0 < threads <= most
         assert threads % 32 == 0
+        if self.captured is not None:
+            self.captured.append((function, blocks, threads, ctypes.string_at(words, 8 * 512)))
+            return
         self.launches += 1
         launch(kernel, blocks, threads, ctypes.c_void_p(words), waits)
 
@@ -154,3 +158,20 @@ class HostDriver:
 
     def settle(self) -> None:
         return
+
+    # ---- graphs
+
+    def begin_capture(self) -> None:
+        self.captured = []
+
+    def end_capture(self) -> Any:
+        made, self.captured = self.captured, None
+        return made
+
+    def launch_graph(self, graph: Any) -> None:
+        for function, blocks, threads, words in graph:
+            held = ctypes.create_string_buffer(words)
+            self.launch(function, blocks, threads, ctypes.addressof(held))
+
+    def drop_graph(self, graph: Any) -> None:
+        graph.clear()

@@ -46,6 +46,19 @@ def test_one_compile_serves_all_extents(device: Any) -> None:
     assert executable.code.module is module
 
 
+def test_repeated_runs_are_one_graph(device: Any) -> None:
+    """The third run with the same words repeats the launches of the second; other inputs in other places are right."""
+    model, expected = rlx.compile(mlp(), device="cuda"), rlx.compile(mlp(), device="reference")
+    executable: Any = model.compilation.executable
+    for count in (3, 3, 3, 5, 5, 3):
+        data = rows(count) * count
+        np.testing.assert_allclose(model.run([data])[0].numpy(), expected.run([data])[0], rtol=1e-5)
+    assert 1 <= len(executable.replay.graphs) <= 2
+    here = [rlx.to_device(rows(3) + n, "cuda") for n in range(3)]
+    for n in (0, 1, 2, 1, 1, 1):
+        np.testing.assert_allclose(model.run([here[n]])[0].numpy(), expected.run([rows(3) + n])[0], rtol=1e-5)
+
+
 def test_parts_and_copies() -> None:
     """Parts of arrays are those of NumPy, whether they are one piece of memory or not."""
     data = np.arange(60, dtype=np.int32).reshape(3, 4, 5)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from rlx.backends.codegen.arguments import ArgumentTable, Computed, Pointer
 from rlx.ir.casting import ends
 from rlx.ir.dtype import DTYPES, DType
-from rlx.ir.shape import Size
+from rlx.ir.shape import Shape, Size, numel, upper
 from rlx.kernels.affine import Affine, affine, linear_index
 from rlx.kernels.expr import Acc, Apply, Cast, Check, Const, Expr, Load, Reduce, Select, SizeOf, Var, checks
 from rlx.kernels.loops.analysis import RESULT, free_vars
@@ -26,6 +26,7 @@ __all__ = [
     "Scope",
     "converted",
     "initial_value",
+    "is_few",
     "literal",
     "split",
     "stored_type",
@@ -37,6 +38,7 @@ C_TYPES = {
 }  # fmt: skip
 STATUS = Buffer("status", "table", (4,), DTYPES["i64"])  # what a failed check leaves: see `k_fail` in prelude.cuh
 SITE = Computed(lambda extents: 0)  # a word that stands for the number of a kernel's first check among those of a graph
+FEW = 32  # elements of a reduction that one thread goes through by itself
 SUFFIX = {"u32": "u", "i64": "ll", "u64": "ull"}
 
 
@@ -210,14 +212,20 @@ class Emitter:
             (index,) = names.values()
             step = f"if (k_beats<{rule}>({text}, {index}, {best}, {name})) {{ {best} = {text}; {name} = {index}; }}"
         else:
-            at.lines.append(f"{kind} {name} = {initial_value(e.kind, e.dtype)};")
-            step = f"{name} = k_{e.kind}({name}, {text});"
+            wide = e.kind == "add" and e.dtype.name == "f32" and not is_few(e.extents)
+            total = f"{name}_sum" if wide else name  # a long sum is kept in f64: threads add one by one
+            at.lines.append(
+                f"{'double' if wide else kind} {total} = {'0' if wide else initial_value(e.kind, e.dtype)};"
+            )
+            step = f"{total} = {total} + {text};" if wide else f"{name} = k_{e.kind}({name}, {text});"
         lines = self._loops(list(names.values()), sizes, [*body.lines, step], at.together)
         guard = " && ".join(crossed)
         at.lines += [f"if ({guard}) {{", *lines, "}"] if guard else lines
         if at.together:
-            whole = f"block_place<{rule}>({best}, {name})" if arg else f"block_{e.kind}({name})"
-            at.lines.append(f"{name} = {whole};")
+            whole = f"block_place<{rule}>({best}, {name})" if arg else f"block_{e.kind}({total})"
+            at.lines.append(f"{name if arg else total} = {whole};")
+        if not arg and total != name:
+            at.lines.append(f"const float {name} = (float){total};")
         at.made[e] = name
         return name, depth
 
@@ -242,6 +250,12 @@ def split(flat: str, names: Sequence[str], sizes: Sequence[str]) -> list[str]:
         lines.append(f"const i64 {names[d]} = {rest} - {whole} * {sizes[d]};")
         rest = whole
     return lines
+
+
+def is_few(shape: Shape) -> bool:
+    """Whether there are no more elements than one thread should go through."""
+    most = upper(numel(shape))
+    return most is not None and most <= FEW
 
 
 def stored_type(dtype: DType) -> str:

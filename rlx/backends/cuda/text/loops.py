@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlx.backends.cuda.text.emitter import Emitter, Scope, split
+from rlx.backends.cuda.text.emitter import Emitter, Scope, is_few, split
 from rlx.backends.cuda.text.function import Extents, Text, Threads, function_text, store_line, volume
-from rlx.ir.shape import Shape, numel, upper
+from rlx.ir.shape import Shape, numel
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import I64, Expr, Load, Reduce, Var, const, substitute_vars, walk
 from rlx.kernels.loops.analysis import flatten, free_vars, merge_loops, merge_reduces
@@ -16,7 +16,6 @@ __all__ = ["store_text"]
 
 BLOCK = 256  # threads of a block where each has elements of its own
 MOST_BLOCKS = 1 << 20  # threads take further elements beyond
-FEW = 32  # elements of a reduction that one thread sums up by itself
 
 
 def store_text(store: Store) -> Text:
@@ -100,20 +99,15 @@ def shared_rows(store: Store) -> frozenset[Var] | None:
     outer: frozenset[Var] = frozenset()
     found: list[Reduce] = []
     for x in walk(store.expr):
-        if isinstance(x, Reduce) and free_vars(x, free) <= frozenset(names) and not _few(x.extents):
+        if isinstance(x, Reduce) and free_vars(x, free) <= frozenset(names) and not is_few(x.extents):
             found.append(x)
             outer |= free_vars(x, free)
     if not found:
         return None
     inner = [size for v, size in zip(names, store.extents, strict=True) if v not in outer]
-    if not _few(tuple(inner)) or any(_runs_along(x) for x in found):
+    if not is_few(tuple(inner)) or any(_runs_along(x) for x in found):
         return outer
     return None
-
-
-def _few(shape: Shape) -> bool:
-    most = upper(numel(shape))
-    return most is not None and most <= FEW
 
 
 def _runs_along(x: Reduce) -> bool:
