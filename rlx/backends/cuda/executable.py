@@ -17,11 +17,11 @@ from rlx.backends.codegen.table import Phase
 from rlx.backends.codegen.walked import Held, WalkedCode, WalkedExecutable
 from rlx.backends.cuda.device.driver import driver
 from rlx.backends.cuda.device.memory import MEMORY, SPACE, CudaMemory
-from rlx.backends.cuda.device.module import Module
+from rlx.backends.cuda.device.module import Modules
 from rlx.backends.cuda.device.replay import Replay
 from rlx.backends.cuda.text.emitter import STATUS
 from rlx.backends.cuda.text.function import Function
-from rlx.backends.cuda.text.kernels import kernel_texts, module_text
+from rlx.backends.cuda.text.kernels import kernel_texts, module_texts
 from rlx.errors import ExecutionError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph
@@ -45,7 +45,7 @@ class Bound:
 
 
 class Code(WalkedCode):
-    """Functions of one module, which is compiled once all kernels are printed."""
+    """Functions, which are compiled once all kernels are printed."""
 
     functions: dict[str, Function]
 
@@ -53,7 +53,7 @@ class Code(WalkedCode):
         self.sites: list[tuple[Kernel, str, str]] = []  # of all checks: the kernel, the kind, the type of what is shown
         super().__init__(graph, program, options)
         with SPACE.session():
-            self.module = Module(module_text(list(self.functions.values())) if self.functions else "")
+            self.modules = Modules(module_texts(list(self.functions.values())))
         self.straight = all(phase.code is not None for phase in self.table.phases)  # nothing is the host's to do
 
     def codes(self, kernel: Kernel) -> Sequence[KernelCode]:
@@ -161,7 +161,7 @@ class CudaExecutable(WalkedExecutable):
         start = time.perf_counter()
         threads = self.code.functions[code.symbol].threads.block(extents)
         words = int(binding.words.ctypes.data) + 8 * binding.table.starts[number]
-        driver().launch(self.code.module.function(code.symbol), blocks, threads, words)
+        driver().launch(self.code.modules.function(code.symbol), blocks, threads, words)
         if self.spent is not None:
             driver().synchronize()
             self.note(number, start)

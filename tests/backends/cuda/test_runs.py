@@ -40,10 +40,10 @@ def test_one_compile_serves_all_extents(device: Any) -> None:
     """Other extents change words: nothing is compiled again."""
     model = rlx.compile(mlp(), device="cuda")
     executable: Any = model.compilation.executable
-    module = executable.code.module
+    module = executable.code.modules
     for count in (1, 64, 7):
         assert model.run([rows(count)])[0].shape == (count, 4)
-    assert executable.code.module is module
+    assert executable.code.modules is module
 
 
 def test_repeated_runs_are_one_graph(device: Any) -> None:

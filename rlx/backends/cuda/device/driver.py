@@ -22,7 +22,7 @@ from rlx.ir.graph import Array
 __all__ = ["Driver", "driver", "find_driver"]
 
 OUT_OF_MEMORY = 2
-NOT_READY = 600
+NOT_FOUND = 500
 CAPABILITY_MAJOR, CAPABILITY_MINOR, PROCESSORS = 75, 76, 16  # CU_DEVICE_ATTRIBUTE_...
 RELEASE_THRESHOLD = 4  # CU_MEMPOOL_ATTR_...
 NON_BLOCKING = 1
@@ -192,9 +192,12 @@ class Driver:
         self.call("cuModuleUnload", c_void_p(module))
 
     def function(self, module: int, symbol: str) -> Any:
+        """A function of a module, None where it has no such."""
         found = c_void_p()
-        self.call("cuModuleGetFunction", byref(found), c_void_p(module), symbol.encode())
-        return found
+        status = self.library.cuModuleGetFunction(byref(found), c_void_p(module), symbol.encode())
+        if status not in (0, NOT_FOUND):
+            raise ExecutionError(f"CUDA: cuModuleGetFunction: {self.said(status)}")
+        return None if status else found
 
     def launch(self, function: Any, blocks: int, threads: int, words: int) -> None:
         """Starts a kernel whose only argument lies at an address of the host, which is read now."""

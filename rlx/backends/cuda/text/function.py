@@ -33,6 +33,7 @@ class Function:
     symbol: str
     text: str
     threads: Threads
+    alone: bool = False  # takes long to compile: in a module of its own, so that others are compiled beside it
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +50,14 @@ class Text:
         return KernelCode(self.function.symbol, self.function.text, words, self.function.threads.blocks)
 
 
-def function_text(emitter: Emitter, body: Sequence[str], threads: Threads, *, most: int) -> Text:
+def function_text(emitter: Emitter, body: Sequence[str], threads: Threads, *, most: int, alone: bool = False) -> Text:
     """The function of these statements; `most` threads are in a block at most."""
     words = tuple(emitter.table.words)
     assert len(words) <= WORDS, f"a kernel takes {len(words)} words"
     inside = "\n".join(indented(body))
     name = "k" + sha256(f"{most} {inside}".encode()).hexdigest()[:16]
     head = f"RLX_KERNEL __launch_bounds__({most}) {name}(const Words<{max(len(words), 1)}> w) {{"
-    return Text(Function(name, f"{head}\n{inside}\n}}\n", threads), words, tuple(emitter.sites))
+    return Text(Function(name, f"{head}\n{inside}\n}}\n", threads, alone), words, tuple(emitter.sites))
 
 
 def indented(lines: Sequence[str]) -> list[str]:

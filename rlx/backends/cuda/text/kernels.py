@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
 
 from rlx.backends.cuda.text.function import Function, Text
@@ -10,7 +11,9 @@ from rlx.backends.cuda.text.products import product_text
 from rlx.kernels.lowering import Contract, Conv
 from rlx.kernels.program import Kernel
 
-__all__ = ["kernel_texts", "module_text"]
+__all__ = ["kernel_texts", "module_texts"]
+
+TOGETHER = 16  # light functions of one module
 
 
 def kernel_texts(kernel: Kernel) -> list[Text]:
@@ -22,7 +25,10 @@ def kernel_texts(kernel: Kernel) -> list[Text]:
     return [product_text(store, anchor) for store in kernel.stores]
 
 
-def module_text(functions: list[Function]) -> str:
-    """The text that is compiled for some functions."""
+def module_texts(functions: Sequence[Function]) -> list[str]:
+    """The texts that are compiled, each by itself, for some functions; sorted, so that equal ones are found again."""
+    light = sorted(f.text for f in functions if not f.alone)
+    groups = [light[n : n + TOGETHER] for n in range(0, len(light), TOGETHER)]
+    groups += [[f.text] for f in functions if f.alone]
     prelude = files(__package__).joinpath("prelude.cuh").read_text(encoding="utf-8")
-    return "\n".join([prelude, *(function.text for function in functions)])
+    return ["\n".join([prelude, *group]) for group in groups]

@@ -7,7 +7,7 @@ from rlx.backends.cuda.text.function import Extents, Text, Threads, function_tex
 from rlx.ir.shape import Shape, numel
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import I64, Expr, Load, Reduce, Var, const, substitute_vars, walk
-from rlx.kernels.loops.analysis import flatten, free_vars, merge_loops, merge_reduces
+from rlx.kernels.loops.analysis import flatten, free_vars, merge_loops, merge_reduces, rename_reduces
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Store
 from rlx.records import dataclass, replace
@@ -20,6 +20,7 @@ MOST_BLOCKS = 1 << 20  # threads take further elements beyond
 
 def store_text(store: Store) -> Text:
     """The function of a store without an anchor."""
+    store = replace(store, expr=rename_reduces(store.expr))
     rows = shared_rows(store)
     return thread_text(store) if rows is None else row_text(store, rows)
 

@@ -4,7 +4,8 @@ A block of 256 threads makes 64 x 64 elements, each thread 4 x 4, from operands 
 
     for each 16 of k:   A[16][64], B[16][64] <- operand expressions    (0 outside)
                         c[4][4] += A[k][4 rows] * B[k][4 columns]
-    store the expression of the result, with c as `Acc`
+    C[64][64] <- c, in the memory of A and B
+    for each element:   store the expression of the result, with C[row][column] as `Acc`
 
 A convolution is the product of its weights [O, C * taps] with windows of x [C * taps, N * places].
 """
@@ -192,7 +193,8 @@ def tile_text(store: Store, product: Product, acc: DType) -> Text:
     top = Scope(base, {v: v.name for v, _ in product.batch})
     load_a, fixed_a = operand(emitter, top, product.a, ROW, ("a", "m0", m, k, kind), acc)
     load_b, fixed_b = operand(emitter, top, product.b, COLUMN, ("b", "n0", n, k, kind), acc)
-    result = Scope(Scope(top, {ROW: "row"}), {COLUMN: "column", next(iter(RESULT)): "c[i][j]"}, turns="true")
+    names = {ROW: "row", COLUMN: "column", next(iter(RESULT)): f"c_s[at / {TILE}][at % {TILE}]"}
+    result = Scope(top, names, turns="true")
     places = {v: e for v, e in product.places.items() if v != e}
     moved = replace(
         store,
@@ -200,9 +202,10 @@ def tile_text(store: Store, product: Product, acc: DType) -> Text:
         index=tuple(substitute_vars(i, places) for i in store.index),
     )
     store_line(emitter, moved, result)
-    assert result.parent is not None
     body = [
-        f"__shared__ {kind} a_s[{DEPTH}][{TILE + 4}], b_s[{DEPTH}][{TILE + 4}];",
+        f"__shared__ {kind} shared[{TILE * (TILE + 1)}];",
+        f"{kind} (*a_s)[{TILE + 4}] = ({kind} (*)[{TILE + 4}])shared, (*b_s)[{TILE + 4}] = a_s + {DEPTH};",
+        f"{kind} (*c_s)[{TILE + 1}] = ({kind} (*)[{TILE + 1}])shared;",
         "const int tid = threadIdx.x;",
         f"const i64 tiles_m = ({m} + {TILE - 1}) / {TILE}, tiles_n = ({n} + {TILE - 1}) / {TILE};",
         "const i64 n0 = blockIdx.x % tiles_n * 64, rest = blockIdx.x / tiles_n;".replace("64", str(TILE)),
@@ -231,22 +234,18 @@ def tile_text(store: Store, product: Product, acc: DType) -> Text:
         "__syncthreads();",
         "}",
         "#pragma unroll",
-        "for (int i = 0; i < 4; ++i) {",
-        "const i64 row = m0 + tid / 16 * 4 + i;",
-        f"if (row >= {m}) break;",
-        *result.parent.lines,
-        "#pragma unroll",
-        "for (int j = 0; j < 4; ++j) {",
-        "const i64 column = n0 + tid % 16 * 4 + j;",
-        f"if (column < {n}) {{",
+        "for (int i = 0; i < 16; ++i) c_s[tid / 16 * 4 + i / 4][tid % 16 * 4 + i % 4] = c[i / 4][i % 4];",
+        "__syncthreads();",
+        f"for (int at = tid; at < {TILE * TILE}; at += {THREADS}) {{",
+        f"const i64 row = m0 + at / {TILE}, column = n0 + at % {TILE};",
+        f"if (row < {m} && column < {n}) {{",
         *result.lines,
-        "}",
         "}",
         "}",
     ]  # fmt: skip
     batch = tuple(size for _, size in product.batch)
     threads = Threads(Tiles(batch, product.m, product.n), Fixed(THREADS))
-    return function_text(emitter, body, threads, most=THREADS)
+    return function_text(emitter, body, threads, most=THREADS, alone=True)
 
 
 def operand(
