@@ -34,6 +34,7 @@ class CudaBackend(CodeGenerator):
     unified = False
     capabilities = frozenset({"arena", "clone", "dynamic", "out", "profile", "slots", "states"})
     honours = frozenset({"alignment", "reuse", "search", "debug"})
+    precisions = frozenset({"f32", "bf16", "f16"})
     fusing = Fusing()
 
     def available(self) -> Availability:

@@ -58,7 +58,7 @@ class Code(WalkedCode):
 
     def codes(self, kernel: Kernel) -> Sequence[KernelCode]:
         made = []
-        for text in kernel_texts(kernel):
+        for text in kernel_texts(kernel, self.options.precision):
             made.append(text.code(len(self.sites)))
             self.functions.setdefault(text.function.symbol, text.function)
             self.sites.extend((kernel, *site) for site in text.sites)

@@ -39,6 +39,36 @@ static unsigned long long atomicCAS(unsigned long long* at, unsigned long long o
 static unsigned short f32_to_f16(float x) { _Float16 h = (_Float16)x; unsigned short u; memcpy(&u, &h, 2); return u; }
 static float f16_to_f32(unsigned short u) { _Float16 h; memcpy(&h, &u, 2); return (float)h; }
 
+static float bf16_value(unsigned short u) { unsigned w = (unsigned)u << 16; float f; memcpy(&f, &w, 4); return f; }
+static unsigned short f32_to_bf16(float x) {
+  unsigned u;
+  memcpy(&u, &x, 4);
+  return x != x ? (unsigned short)((u >> 16) | 0x40) : (unsigned short)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+// what the lanes of a warp hold of a[16][16] and b[16][8]
+static unsigned held_a[1024][4], held_b[1024][2];
+static void multiply(float* c, const unsigned* a, const unsigned* b, float (*value)(unsigned short)) {
+  unsigned me = threadIdx.x, first = me / 32 * 32, lane = me % 32;
+  memcpy(held_a[me], a, 16);
+  memcpy(held_b[me], b, 8);
+  __syncthreads();
+  for (int i = 0; i < 4; ++i) {
+    int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; ++k) {
+      unsigned x = held_a[first + row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+      unsigned y = held_b[first + column * 4 + k % 8 / 2][k / 8];
+      c[i] += value((unsigned short)(x >> (k % 2 * 16))) * value((unsigned short)(y >> (k % 2 * 16)));
+    }
+  }
+  __syncthreads();
+}
+static void mma_bf16(float* c, const unsigned* a, const unsigned* b) { multiply(c, a, b, bf16_value); }
+static void mma_f16(float* c, const unsigned* a, const unsigned* b) { multiply(c, a, b, f16_to_f32); }
+struct uint2 { unsigned x, y; };
+struct float4 { float x, y, z, w; };
+#define __align__(n) __attribute__((aligned(n)))
+
 typedef void (*Kernel)(const void*);
 static Kernel running;
 static const void* argument;

@@ -10,6 +10,7 @@ import pytest
 import rlx
 from rlx.backends.cuda.device.driver import Driver
 from rlx.errors import ExecutionError
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim
 
@@ -120,3 +121,20 @@ def test_dlpack_both_ways(device: Any) -> None:
     assert torch.from_dlpack(half).dtype == torch.float16
     del made, half
     assert back.sum().item() == pytest.approx(3)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "f16"])
+@pytest.mark.parametrize("shape", [(7, 5, 3), (33, 70, 40), (128, 256, 192), (1, 40, 100)], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_precision_rounds_operands(precision: str, shape: tuple[int, int, int], turned: bool) -> None:
+    """Operands are rounded to nearest even, sums kept in f32, whichever of the axes lies along memory."""
+    m, k, n = shape
+    rng = np.random.default_rng(3)
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((n, k) if turned else (k, n), np.float32)
+    g = Graph("product")
+    x, w = g.input("x", a.shape), g.param("w", data=b)
+    g.output(rlx.relu(x @ (rlx.transpose(w, (1, 0)) if turned else w)), "y")
+    made = rlx.compile(g, device="cuda", precision=precision).run([a])[0].numpy()
+    narrow = DTYPES[precision].numpy
+    left, right = (z.astype(narrow).astype(np.float64) for z in (a, b.T if turned else b))
+    np.testing.assert_allclose(made, np.maximum(left @ right, 0), rtol=1e-4, atol=1e-4)

@@ -16,13 +16,13 @@ __all__ = ["kernel_texts", "module_texts"]
 TOGETHER = 16  # light functions of one module
 
 
-def kernel_texts(kernel: Kernel) -> list[Text]:
-    """The functions that make what a kernel stores."""
+def kernel_texts(kernel: Kernel, precision: str = "f32") -> list[Text]:
+    """The functions that make what a kernel stores, with products of f32 in a precision."""
     anchor = kernel.anchor
     if anchor is None:
         return [store_text(store) for store in kernel.stores]
     assert isinstance(anchor, Contract | Conv)
-    return [product_text(store, anchor) for store in kernel.stores]
+    return [product_text(store, anchor, precision) for store in kernel.stores]
 
 
 def module_texts(functions: Sequence[Function]) -> list[str]:

@@ -131,13 +131,22 @@ RLX_DEVICE double to_odd64(u64 x) {
   return (double)(inexact ? (x & ~4095ull) + 2048 : x);
 }
 RLX_DEVICE float bf16_to_f32(u16 x) { return bits<float>((u32)x << 16); }
-RLX_DEVICE u16 f32_to_bf16(float x) {
-  u32 u = bits<u32>(x);
-  return x != x ? (u16)((u >> 16) | 0x40) : (u16)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
-}
 #ifndef RLX_HOST
+RLX_DEVICE u16 f32_to_bf16(float x) { u16 y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
 RLX_DEVICE float f16_to_f32(u16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
 RLX_DEVICE u16 f32_to_f16(float x) { u16 y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
+#endif
+// c[16][8] += a[16][16] * b[16][8], by a warp: lane l has rows l / 4 and l / 4 + 8, columns l % 4 * 2 and the next of c
+#ifndef RLX_HOST
+#define RLX_MMA(type)                                                                                          \
+  RLX_DEVICE void mma_##type(float* c, const u32* a, const u32* b) {                                           \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." #type "." #type ".f32 {%0,%1,%2,%3}, "               \
+                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                                                      \
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                              \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                          \
+  }
+RLX_MMA(bf16)
+RLX_MMA(f16)
 #endif
 template <class T> RLX_DEVICE u16 to_bf16(T x) { return f32_to_bf16(to_odd(to_odd64(x))); }
 RLX_DEVICE u16 to_bf16(float x) { return f32_to_bf16(x); }
