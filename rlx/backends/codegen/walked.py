@@ -93,6 +93,7 @@ class WalkedCode(ABC):
         run, marks = phases_of(program.run, self.emit)
         symbols = dict.fromkeys(self.functions, 0)
         self.prepare, self.table = Table(prepare, symbols), Table(run, symbols, marks)
+        self.settable = settable(graph, program)
         self.schedule = planning.schedule(program)
         self.plan = None if self.schedule.bounds is None else self.make_plan(self.schedule.bounds, {})
 
@@ -289,7 +290,7 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
         self.put(root, initial(root) if array is None else array)
 
     def set_extent(self, dim: str, extent: int | None) -> None:
-        if dim not in settable(self.graph, self.program):
+        if dim not in self.code.settable:
             raise OptionError(f"set_extent: the dim {dim!r} is decided by the data of each run")
         self.dims.pop(dim, None)
         if extent is not None:
@@ -329,7 +330,7 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
         self.outputs = None
         shapes = {b.name: a.shape for b, a in zip(self.program.inputs, inputs, strict=True)}
         extents = {**self.dims, **bind_extents(self.graph, shapes)}
-        unset = [name for name in settable(self.graph, self.program) if name not in extents]
+        unset = [name for name in self.code.settable if name not in extents]
         if unset:
             raise ShapeError(f"the extent of dim {unset[0]!r} is not known: give it to set_extent")
         check_guards(self.graph, extents)

@@ -141,7 +141,7 @@ class HostDriver:
         found = re.search(rf"\b{symbol}\(.*?\n}}\n", source.read_text(), re.DOTALL)
         if found is None:
             return None
-        waits = "__syncthreads" in found[0] or "block_" in found[0]
+        waits = "__syncthreads" in found[0] or re.search("block_|slices_", found[0]) is not None
         bound = re.search(rf"__launch_bounds__\((\d+)\) {symbol}\b", source.read_text())
         assert bound is not None
         return library.launch, getattr(library, symbol), int(waits), int(bound[1])

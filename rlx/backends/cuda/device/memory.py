@@ -25,6 +25,7 @@ __all__ = ["MEMORY", "SPACE", "Block", "CudaMemory"]
 CPU = (1, 0)  # kDLCPU
 STAGED = 16 << 20  # bytes of each of the two parts of pinned memory that large arrays go through
 LARGE = 1 << 20
+ALIGNMENT = 64  # bytes, at least, that an array starts at: kernels read several elements at once
 
 
 class Block:
@@ -132,7 +133,8 @@ class CudaSpace(MemorySpace):
         address, dtype, shape, compact = read_capsule(capsule)
         if dtype is None or not compact:
             return None
-        return Held(Block(MEMORY, address, 0, owner=(value, capsule)), address, dtype, shape)
+        held = Held(Block(MEMORY, address, 0, owner=(value, capsule)), address, dtype, shape)
+        return held if address % ALIGNMENT == 0 else self.copy(held)
 
     def type_of(self, held: Held) -> np.dtype[Any]:
         return held.dtype.numpy

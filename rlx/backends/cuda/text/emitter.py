@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from rlx.backends.codegen.arguments import ArgumentTable, Computed, Pointer
 from rlx.ir.casting import ends
@@ -19,8 +20,10 @@ from rlx.kernels.loops.analysis import RESULT, free_vars
 from rlx.kernels.program import Buffer
 
 __all__ = [
+    "BLOCK",
     "C_TYPES",
     "SITE",
+    "SLICES",
     "STATUS",
     "Emitter",
     "Scope",
@@ -42,17 +45,29 @@ FEW = 32  # elements of a reduction that one thread goes through by itself
 SUFFIX = {"u32": "u", "i64": "ll", "u64": "ull"}
 
 
+class Sharing(NamedTuple):
+    """Threads that share a reduction: the number of one, how many they are, and the prefix of what joins their parts."""
+
+    number: str
+    threads: str
+    prefix: str
+
+
+BLOCK = Sharing("threadIdx.x", "blockDim.x", "block")  # all threads of a block
+SLICES = Sharing("threadIdx.x / 32", "8", "slices")  # the threads of one lane of each of eight warps
+
+
 class Scope:
     """A block of the text: the variables that are visible there, and what is computed in it.
 
-    `turns`: of the body of a reduction, the text that says whether it has any; `together`: all threads of the block
-    are in it with the same variables.
+    `turns`: of the body of a reduction, the text that says whether it has any; `sharing`: the threads that are in it
+    with the same variables, and share its reductions.
     """
 
     def __init__(
-        self, parent: Scope | None, variables: Mapping[Var, str], *, turns: str = "", together: bool = False
+        self, parent: Scope | None, variables: Mapping[Var, str], *, turns: str = "", sharing: Sharing | None = None
     ) -> None:
-        self.parent, self.turns, self.together = parent, turns, together
+        self.parent, self.turns, self.sharing = parent, turns, sharing
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.vars: dict[Var, str] = {**({} if parent is None else parent.vars), **variables}
         self.lines: list[str] = []
@@ -218,23 +233,26 @@ class Emitter:
                 f"{'double' if wide else kind} {total} = {'0' if wide else initial_value(e.kind, e.dtype)};"
             )
             step = f"{total} = {total} + {text};" if wide else f"{name} = k_{e.kind}({name}, {text});"
-        lines = self._loops(list(names.values()), sizes, [*body.lines, step], at.together)
+        lines = self._loops(list(names.values()), sizes, [*body.lines, step], at.sharing)
         guard = " && ".join(crossed)
         at.lines += [f"if ({guard}) {{", *lines, "}"] if guard else lines
-        if at.together:
-            whole = f"block_place<{rule}>({best}, {name})" if arg else f"block_{e.kind}({total})"
+        if at.sharing is not None:
+            join = at.sharing.prefix
+            whole = f"{join}_place<{rule}>({best}, {name})" if arg else f"{join}_{e.kind}({total})"
             at.lines.append(f"{name if arg else total} = {whole};")
         if not arg and total != name:
             at.lines.append(f"const float {name} = (float){total};")
         at.made[e] = name
         return name, depth
 
-    def _loops(self, names: Sequence[str], sizes: Sequence[str], body: Sequence[str], together: bool) -> list[str]:
-        if not together:
+    def _loops(
+        self, names: Sequence[str], sizes: Sequence[str], body: Sequence[str], sharing: Sharing | None
+    ) -> list[str]:
+        if sharing is None:
             heads = [f"for (i64 {v} = 0; {v} < {n}; ++{v}) {{" for v, n in zip(names, sizes, strict=True)]
             return [*heads, *body, "}" * len(heads)]
         at = self.fresh()
-        head = f"for (i64 {at} = threadIdx.x; {at} < {' * '.join(sizes) or '1ll'}; {at} += blockDim.x) {{"
+        head = f"for (i64 {at} = {sharing.number}; {at} < {' * '.join(sizes) or '1ll'}; {at} += {sharing.threads}) {{"
         return [head, *split(at, names, sizes), *body, "}"]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from rlx.backends.cuda.text.emitter import Emitter, Scope, is_few, split
+from collections.abc import Sequence
+
+from rlx.backends.cuda.text.emitter import BLOCK, SLICES, Emitter, Scope, is_few, split
 from rlx.backends.cuda.text.function import Extents, Text, Threads, function_text, store_line, volume
-from rlx.ir.shape import Shape, numel
+from rlx.ir.shape import Shape, Size, numel, upper
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import I64, Expr, Load, Reduce, Var, const, substitute_vars, walk
 from rlx.kernels.loops.analysis import flatten, free_vars, merge_loops, merge_reduces, rename_reduces
@@ -14,7 +16,8 @@ from rlx.records import dataclass, replace
 
 __all__ = ["store_text"]
 
-BLOCK = 256  # threads of a block where each has elements of its own
+THREADS = 256  # threads of a block where each has elements of its own
+FEW_ELEMENTS = 1 << 17  # that leave a device idle where each has one thread
 MOST_BLOCKS = 1 << 20  # threads take further elements beyond
 
 
@@ -33,9 +36,10 @@ class Elements:
     """How many blocks a launch of a thread for each element has."""
 
     shape: Shape
+    each: int
 
     def __call__(self, extents: Extents) -> int:
-        return min(-(-volume(self.shape, extents) // BLOCK), MOST_BLOCKS)
+        return min(-(-volume(self.shape, extents) // self.each), MOST_BLOCKS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,15 +61,38 @@ def thread_text(store: Store) -> Text:
     flat = store.buffer.view((numel(store.buffer.shape),), store.buffer.dtype)
     merged = Store(flat, tuple(sizes), (target,), expr)
     emitter = Emitter()
-    scope = Scope(Scope(None, {}), {v: v.name for v in names})
+    sliced = wants_slices(expr, sizes)
+    scope = Scope(Scope(None, {}), {v: v.name for v in names}, sharing=SLICES if sliced else None)
     store_line(emitter, merged, scope)
     total = " * ".join(map(emitter.word, sizes)) or "1ll"
+    apart = split("t", [v.name for v in names], [emitter.word(s) for s in sizes])
+    assert scope.parent is not None
+    if sliced:  # threads beyond the last element share its reductions, and store nothing
+        *lines, last = scope.lines
+        body = [
+            *scope.parent.lines,
+            f"for (i64 first = (i64)blockIdx.x * 32; first < {total}; first += (i64)gridDim.x * 32) {{",
+            f"const i64 own = first + threadIdx.x % 32, t = own < {total} ? own : {total} - 1;",
+            *apart,
+            *lines,
+            f"if (threadIdx.x < 32 && own < {total}) {last}",
+            "}",
+        ]
+        return function_text(emitter, body, Threads(Elements(tuple(sizes), 32), Fixed(THREADS)), most=THREADS)
     step = "(i64)gridDim.x * blockDim.x"
     head = f"for (i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x; t < {total}; t += {step}) {{"
-    apart = split("t", [v.name for v in names], [emitter.word(s) for s in sizes]) if names else []
-    assert scope.parent is not None
     body = [*scope.parent.lines, head, *apart, *scope.lines, "}"]
-    return function_text(emitter, body, Threads(Elements(tuple(sizes)), Fixed(BLOCK)), most=BLOCK)
+    return function_text(emitter, body, Threads(Elements(tuple(sizes), THREADS), Fixed(THREADS)), most=THREADS)
+
+
+def wants_slices(expr: Expr, sizes: Sequence[Size]) -> bool:
+    """Whether there are too few elements for a thread each, and long reductions that eight threads can share."""
+    most = upper(numel(sizes))
+    return (
+        most is not None
+        and most <= FEW_ELEMENTS
+        and any(isinstance(x, Reduce) and not is_few(x.extents) for x in walk(expr))
+    )
 
 
 # ---- a block for each row
@@ -128,7 +155,7 @@ def row_text(store: Store, outer: frozenset[Var]) -> Text:
     rows = [(v, size) for v, size in loops if v in outer]
     inner = [(v, size) for v, size in loops if v not in outer]
     emitter = Emitter()
-    row = Scope(Scope(None, {}), {v: v.name for v, _ in rows}, together=True)
+    row = Scope(Scope(None, {}), {v: v.name for v, _ in rows}, sharing=BLOCK)
     element = Scope(row, {v: v.name for v, _ in inner})
     store_line(emitter, replace(store, index=at, expr=expr), element)
     row_sizes, inner_sizes = [emitter.word(s) for _, s in rows], [emitter.word(s) for _, s in inner]

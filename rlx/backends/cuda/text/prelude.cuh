@@ -221,6 +221,38 @@ template <int SIGN, bool LAST, class T> RLX_DEVICE i64 block_place(T v, i64 at) 
   return at;
 }
 
+// the values of the same lane of eight warps as one
+#define RLX_SLICES(name, combine)                                                      \
+  template <class T> RLX_DEVICE T name(T v) {                                          \
+    __shared__ i64 raw[256];                                                           \
+    T* part = (T*)raw;                                                                 \
+    part[threadIdx.x] = v;                                                             \
+    __syncthreads();                                                                   \
+    v = part[threadIdx.x & 31];                                                        \
+    for (int w = 32; w < 256; w += 32) v = combine(v, part[w + (threadIdx.x & 31)]);   \
+    __syncthreads();                                                                   \
+    return v;                                                                          \
+  }
+RLX_SLICES(slices_add, k_add)
+RLX_SLICES(slices_mul, k_mul)
+RLX_SLICES(slices_max, k_max)
+RLX_SLICES(slices_min, k_min)
+RLX_SLICES(slices_and, k_and)
+RLX_SLICES(slices_or, k_or)
+template <int SIGN, bool LAST, class T> RLX_DEVICE i64 slices_place(T v, i64 at) {
+  __shared__ i64 raw[256], places[256];
+  T* part = (T*)raw;
+  part[threadIdx.x] = v;
+  places[threadIdx.x] = at;
+  __syncthreads();
+  v = part[threadIdx.x & 31];
+  at = places[threadIdx.x & 31];
+  for (int w = 32 + (threadIdx.x & 31); w < 256; w += 32)
+    if (k_beats<SIGN, LAST>(part[w], places[w], v, at)) { v = part[w]; at = places[w]; }
+  __syncthreads();
+  return at;
+}
+
 // the first failed check of a run: {1, site, bits of what it shows}
 RLX_DEVICE void k_fail(i64 status, i64 site, i64 shown) {
   u64* at = (u64*)status;

@@ -5,8 +5,8 @@
     C[rows][columns] <- c, in the memory of A and B
     for each element:  store the expression of the result, with C[row][column] as `Acc`
 
-Without tensor cores a step is 16, and each of 256 threads has a square of c. With them (`mma.sync`, 16 x 8 x 16,
-operands of 16 bits, sums of f32) a step is 32, and each warp has a box of c; words of shared memory hold two steps.
+Without tensor cores each of 256 threads has a square of c. With them (`mma.sync`, 16 x 8 x 16, operands of 16 bits,
+sums of f32) each warp has a box of c; words of shared memory hold two places of the depth.
 """
 
 from __future__ import annotations
@@ -33,18 +33,22 @@ PROCESSORS = 100  # blocks that a launch should have, so that all of a large dev
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows and columns of a block's result, and of a warp's where tensor cores compute it; threads of a block."""
+    """Rows and columns of a block's result, and of a warp's where tensor cores compute it; threads of a block.
+
+    `step`: of the depth, of which operands are in shared memory; the less there is to do, the more is read at once.
+    """
 
     rows: int
     columns: int
     warp_rows: int
     warp_columns: int
     threads: int
+    step: int
 
 
 PART = 64  # rows of a result that shared memory holds at a time
-PLAIN = (Tile(64, 64, 0, 0, 256), Tile(32, 32, 0, 0, 256))
-TENSOR = (Tile(128, 128, 64, 32, 256), Tile(64, 64, 32, 32, 128), Tile(32, 32, 16, 16, 128))
+PLAIN = (Tile(64, 64, 0, 0, 256, 32), Tile(32, 32, 0, 0, 256, 64))
+TENSOR = (Tile(128, 128, 64, 32, 256, 32), Tile(64, 64, 32, 32, 128, 64), Tile(32, 32, 16, 16, 128, 128))
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,90 +107,149 @@ class Side:
 
 
 def plain_side(emitter: Emitter, top: Scope, side: Side, kind: DType) -> Brought:
-    """Elements one by one; neighbours in memory go to neighbouring threads."""
-    name, count = side.name, side.lines * side.step // side.threads
-    by_depth = runs_along(side.e, K)
-    line, step = (f"e / {side.step}", f"e % {side.step}") if by_depth else (f"e % {side.lines}", f"e / {side.lines}")
-    element, text = element_of(emitter, top, side)
-    loop = [
-        "#pragma unroll",
-        f"for (int j = 0; j < {count}; ++j) {{",
-        f"const int e = threadIdx.x + {side.threads} * j;",
-    ]
-    load = [
-        *loop,
-        f"const i64 {name}_at = {side.start} + {line}, {name}_k = k0 + {step};",
-        f"{C_TYPES[kind.name]} value = {literal(0, kind)};",
-        f"if ({name}_at < {side.size} && {name}_k < {side.depth}) {{",
-        *element.lines,
-        f"value = {text};",
-        "}",
-        f"{name}_r[j] = value;",
-        "}",
-    ]
-    store = [*loop, f"{name}_s[{step}][{line}] = {name}_r[j];", "}"]
-    return Brought([f"{C_TYPES[kind.name]} {name}_r[{count}];"], load, store)
+    """Elements one by one, or four that lie together; neighbours in memory go to neighbouring threads."""
+    name, by_depth = side.name, runs_along(side.e, K)
+    along = K if by_depth else side.along
+    group = 4 if kind.name == "f32" and isinstance(side.e, Load) and in_fours(side, along) else 1
+    steps, lines = (side.step // group, side.lines) if by_depth else (side.step, side.lines // group)
+    count = side.lines * side.step // group // side.threads
+    line, step = (f"e / {steps}", f"e % {steps}") if by_depth else (f"e % {lines}", f"e / {lines}")
+    if group == 4:
+        line, step = (line, f"({step}) * 4") if by_depth else (f"({line}) * 4", step)
+    loop = each(side, count)
+    load = [*loop, f"const i64 {name}_at = {side.start} + {line}, {name}_k = k0 + {step};"]
+    inside = f"{name}_at < {side.size} && {name}_k < {side.depth}"
+    to = [f"{name}_r[{group} * j + {n}]" for n in range(group)]
+    if group == 4:
+        address, lines_before = four_address(emitter, top, side)
+        load += [
+            "float4 four = {0, 0, 0, 0};",
+            f"if ({inside}) {{",
+            *lines_before,
+            f"four = *(const float4*)({address});",
+            "}",
+            *(f"{r} = four.{part};" for r, part in zip(to, "xyzw", strict=True)),
+        ]
+    else:
+        element, text = element_of(emitter, top, side)
+        load += [f"{to[0]} = {literal(0, kind)};", f"if ({inside}) {{", *element.lines, f"{to[0]} = {text};", "}"]
+    places = [(f"{step} + {n}", line) if by_depth else (step, f"{line} + {n}") for n in range(group)]
+    store = [*loop, *(f"{name}_s[{s}][{at}] = {r};" for r, (s, at) in zip(to, places, strict=True)), "}"]
+    return Brought([f"{C_TYPES[kind.name]} {name}_r[{group * count}];"], [*load, "}"], store)
+
+
+def each(side: Side, count: int) -> list[str]:
+    """The loop of a thread over its items of an operand, of which `e` is the number."""
+    head = f"for (int j = 0; j < {count}; ++j) {{"
+    return ["#pragma unroll", head, f"const int e = threadIdx.x + {side.threads} * j;"]
 
 
 def paired_side(emitter: Emitter, top: Scope, side: Side) -> Brought:
-    """Two steps of the depth as a word, or four as two words where they lie together in memory."""
-    name, by_depth = side.name, runs_along(side.e, K)
-    group = 4 if by_depth and in_fours(side) else 2
-    groups = side.step // group
-    count = max(side.lines * groups // side.threads, 1)
-    line, step = (f"e / {groups}", f"e % {groups}") if by_depth else (f"e % {side.lines}", f"e / {side.lines}")
-    loop = [
+    """Two places of the depth as a word; where four elements lie together in memory, by one access each."""
+    if runs_along(side.e, K):
+        return quads_along_depth(emitter, top, side) if in_fours(side, K) else pairs(emitter, top, side, True)
+    return quads_along_lines(emitter, top, side) if in_fours(side, side.along) else pairs(emitter, top, side, False)
+
+
+def pairs(emitter: Emitter, top: Scope, side: Side, by_depth: bool) -> Brought:
+    """Words of two elements that are computed one by one."""
+    name, words = side.name, side.step // 2
+    count = side.lines * words // side.threads
+    line, word = (f"e / {words}", f"e % {words}") if by_depth else (f"e % {side.lines}", f"e / {side.lines}")
+    element, text = element_of(emitter, top, side)
+    load = [
+        *each(side, count),
+        f"const i64 {name}_at = {side.start} + {line};",
+        f"{name}_r[j] = 0;",
         "#pragma unroll",
-        f"for (int j = 0; j < {count}; ++j) {{",
-        f"const int e = threadIdx.x + {side.threads} * j;",
+        "for (int h = 0; h < 2; ++h) {",
+        f"const i64 {name}_k = k0 + {word} * 2 + h;",
+        f"if ({name}_at < {side.size} && {name}_k < {side.depth}) {{",
+        *element.lines,
+        f"{name}_r[j] |= (u32){text} << (16 * h);",
+        "}",
+        "}",
+        "}",
     ]
-    words = group // 2
-    load = [*loop, f"const i64 {name}_at = {side.start} + {line};"]
-    if group == 4:
-        load += four_steps(emitter, top, side, f"k0 + {step} * 4")
-    else:
-        element, text = element_of(emitter, top, side)
-        load += [
-            "u32 word = 0;",
-            "#pragma unroll",
-            "for (int h = 0; h < 2; ++h) {",
-            f"const i64 {name}_k = k0 + {step} * 2 + h;",
-            f"if ({name}_at < {side.size} && {name}_k < {side.depth}) {{",
-            *element.lines,
-            f"word |= (u32){text} << (16 * h);",
-            "}",
-            "}",
-            f"{name}_r[j] = word;",
-        ]
-    load.append("}")
-    to = f"{name}_s[{line}][({step}) * {words}"
-    store = [*loop, *(f"{to} + {n}] = {name}_r[{words} * j + {n}];" for n in range(words)), "}"]
-    return Brought([f"u32 {name}_r[{words * count}];"], load, store)
+    store = [*each(side, count), f"{name}_s[{line}][{word}] = {name}_r[j];", "}"]
+    return Brought([f"u32 {name}_r[{count}];"], load, store)
 
 
-def four_steps(emitter: Emitter, top: Scope, side: Side, start: str) -> list[str]:
-    """Four elements by one access, as two words."""
-    load, name = plain_load(side.e), side.name
-    assert load is not None
-    scope = Scope(Scope(top, {side.along: f"{name}_at"}), {K: f"{name}_k"}, turns="true")
-    index, _ = emitter.offset(linear_index(load.indices, load.source.shape), scope)
-    assert scope.parent is not None
-    pointer, to = emitter.pointer(load.source), side.e.dtype.name
-    lines = [
-        f"const i64 {name}_k = {start};",
+def quads_along_depth(emitter: Emitter, top: Scope, side: Side) -> Brought:
+    """Four places of the depth by one access, as two words."""
+    name, groups = side.name, side.step // 4
+    count = side.lines * groups // side.threads
+    address, before = four_address(emitter, top, side)
+    read, (x, y, z, w) = four_read(side, address, "four")
+    load = [
+        *each(side, count),
+        f"const i64 {name}_at = {side.start} + e / {groups}, {name}_k = k0 + e % {groups} * 4;",
         f"{name}_r[2 * j] = {name}_r[2 * j + 1] = 0;",
         f"if ({name}_at < {side.size} && {name}_k < {side.depth}) {{",
-        *scope.parent.lines,
-        *scope.lines,
+        *before,
+        read,
+        f"{name}_r[2 * j] = {x} | {y} << 16;",
+        f"{name}_r[2 * j + 1] = {z} | {w} << 16;",
+        "}",
+        "}",
     ]
+    to = f"{name}_s[e / {groups}][e % {groups} * 2"
+    store = [*each(side, count), *(f"{to} + {n}] = {name}_r[2 * j + {n}];" for n in range(2)), "}"]
+    return Brought([f"u32 {name}_r[{2 * count}];"], load, store)
+
+
+def quads_along_lines(emitter: Emitter, top: Scope, side: Side) -> Brought:
+    """Four lines by one access, at two places of the depth: four words.
+
+    Of 32 threads 8 have neighbouring words of the depth, in other banks, and 4 neighbouring lines of one memory row.
+    """
+    name, groups = side.name, side.lines // 4
+    count = groups * side.step // 2 // side.threads
+    address, before = four_address(emitter, top, side)
+    load = [
+        *each(side, count),
+        f"const int line = (e / 32 % {groups // 4} * 4 + e / 8 % 4) * 4, word = e / {8 * groups} * 8 + e % 8;",
+        f"const i64 {name}_at = {side.start} + line;",
+        "#pragma unroll",
+        f"for (int i = 0; i < 4; ++i) {name}_r[4 * j + i] = 0;",
+        "#pragma unroll",
+        "for (int h = 0; h < 2; ++h) {",
+        f"const i64 {name}_k = k0 + word * 2 + h;",
+        f"if ({name}_at < {side.size} && {name}_k < {side.depth}) {{",
+        *before,
+        four_read(side, address, "four")[0],
+        *(f"{name}_r[4 * j + {n}] |= {x} << (16 * h);" for n, x in enumerate(four_read(side, address, "four")[1])),
+        "}",
+        "}",
+        "}",
+    ]
+    store = [
+        *each(side, count),
+        f"const int line = (e / 32 % {groups // 4} * 4 + e / 8 % 4) * 4, word = e / {8 * groups} * 8 + e % 8;",
+        "#pragma unroll",
+        f"for (int i = 0; i < 4; ++i) {name}_s[line + i][word] = {name}_r[4 * j + i];",
+        "}",
+    ]
+    return Brought([f"u32 {name}_r[{4 * count}];"], load, store)
+
+
+def four_address(emitter: Emitter, top: Scope, side: Side) -> tuple[str, list[str]]:
+    """The text of the address of an operand's element, and the statements that it needs."""
+    load = plain_load(side.e)
+    assert load is not None
+    scope = Scope(top, {side.along: f"{side.name}_at", K: f"{side.name}_k"}, turns="true")
+    index, _ = emitter.offset(linear_index(load.indices, load.source.shape), scope)
+    return f"{emitter.pointer(load.source)} + {index}", scope.lines
+
+
+def four_read(side: Side, address: str, name: str) -> tuple[str, list[str]]:
+    """The statement that reads four elements, and the texts of them as bits of the type that is multiplied."""
+    load, to = plain_load(side.e), side.e.dtype.name
+    assert load is not None
     if load.dtype is side.e.dtype:
-        lines.append(f"const uint2 four = *(const uint2*)({pointer} + {index});")
-        pair = ("four.x", "four.y")
-    else:
-        lines.append(f"const float4 four = *(const float4*)({pointer} + {index});")
-        low, high = (f"(u32)to_{to}(four.{p}) | (u32)to_{to}(four.{q}) << 16" for p, q in ("xy", "zw"))
-        pair = (low, high)
-    return [*lines, f"{name}_r[2 * j] = {pair[0]};", f"{name}_r[2 * j + 1] = {pair[1]};", "}"]
+        parts = [f"({name}.x & 0xffff)", f"({name}.x >> 16)", f"({name}.y & 0xffff)", f"({name}.y >> 16)"]
+        return f"const uint2 {name} = *(const uint2*)({address});", parts
+    return f"const float4 {name} = *(const float4*)({address});", [f"(u32)to_{to}({name}.{part})" for part in "xyzw"]
 
 
 def plain_load(e: Expr) -> Load | None:
@@ -195,15 +258,15 @@ def plain_load(e: Expr) -> Load | None:
     return inner if isinstance(inner, Load) and inner.where is None else None
 
 
-def in_fours(side: Side) -> bool:
-    """Whether four steps of the depth, from a multiple of four on, are aligned neighbours in memory."""
-    load = plain_load(side.e)
-    if load is None or not side.depth.removesuffix("ll").isdigit() or int(side.depth.removesuffix("ll")) % 4:
+def in_fours(side: Side, along: Var) -> bool:
+    """Whether four elements along an axis, from a multiple of four on, are aligned neighbours in memory."""
+    load, size = plain_load(side.e), (side.depth if along is K else side.size).removesuffix("ll")
+    if load is None or not size.isdigit() or int(size) % 4:
         return False
     form: Affine = linear_index(load.indices, load.source.shape)
     offset, bits = load.source.offset, load.source.dtype.bits
-    others = [form.constant, *(c for term, c in form.coefs.items() if term != K)]
-    whole = all(isinstance(c, int) and c % 4 == 0 for c in others) and form.coefs.get(K) == 1
+    others = [form.constant, *(c for term, c in form.coefs.items() if term != along)]
+    whole = all(isinstance(c, int) and c % 4 == 0 for c in others) and form.coefs.get(along) == 1
     return whole and isinstance(offset, int) and offset % (bits // 2) == 0
 
 
@@ -225,10 +288,13 @@ def runs_along(e: Expr, name: Var) -> bool:
 
 def tile_text(store: Store, product: Product, acc: DType) -> Text:
     """A block of threads for each tile; every thread multiplies by itself."""
-    tile, step, kind = chosen(product, PLAIN), 16, C_TYPES[acc.name]
+    tile, kind = chosen(product, PLAIN), C_TYPES[acc.name]
+    if acc.bits == 64:
+        tile = replace(tile, step=tile.step // 2)  # for the shared memory
+    step = tile.step
     per, side = tile.rows // 16, tile.rows
     shared = [
-        f"__shared__ {kind} shared[{max(side * (side + 1), 2 * step * (side + 4))}];",
+        f"__shared__ __align__(16) {kind} shared[{max(side * (side + 1), 2 * step * (side + 4))}];",
         f"{kind} (*a_s)[{side + 4}] = ({kind} (*)[{side + 4}])shared, (*b_s)[{side + 4}] = a_s + {step};",
         f"{kind} c[{per}][{per}];",
         "#pragma unroll",
@@ -258,7 +324,8 @@ def tile_text(store: Store, product: Product, acc: DType) -> Text:
 
 def tensor_text(store: Store, product: Product, narrow: DType) -> Text:
     """A block of warps for each tile; tensor cores multiply operands of 16 bits."""
-    tile, step = chosen(product, TENSOR), 32
+    tile = chosen(product, TENSOR)
+    step = tile.step
     pitch, high, wide = step // 2 + 4, tile.warp_rows // 16, tile.warp_columns // 8
     across = tile.columns // tile.warp_columns
     words = max((tile.rows + tile.columns) * pitch, min(tile.rows, PART) * (tile.columns + 1))
@@ -273,7 +340,7 @@ def tensor_text(store: Store, product: Product, narrow: DType) -> Text:
     ]
     multiply = [
         "#pragma unroll",
-        "for (int kk = 0; kk < 16; kk += 8) {",
+        f"for (int kk = 0; kk < {step // 2}; kk += 8) {{",
         f"u32 x[{high}][4], y[{wide}][2];",
         "#pragma unroll",
         f"for (int i = 0; i < {high * 4}; ++i)",
