@@ -206,7 +206,7 @@ def test_every_page_has_a_place() -> None:
 
 
 def test_numbers_of_formats_are_in_the_docs() -> None:
-    from rlx.backends.cpu.jit.object_cache import MAGIC
+    from rlx.backends.codegen.object_cache import MAGIC
     from rlx.runtime.container import FORMAT
 
     assert f"**format {FORMAT}**" in (ROOT / "docs" / "artifacts.md").read_text()

@@ -24,6 +24,7 @@ __all__ = [
 BACKENDS: dict[str, str] = {
     "cpu": "rlx.backends.cpu.backend:CpuBackend",
     "reference": "rlx.backends.reference:ReferenceBackend",
+    "cuda": "rlx.backends.cuda.backend:CudaBackend",
     "xla": "rlx.backends.xla.backend:XlaBackend",
     "mlx": "rlx.backends.mlx.backend:MlxBackend",
     "interp": "rlx.backends.interp.backend:InterpBackend",
@@ -31,7 +32,7 @@ BACKENDS: dict[str, str] = {
 RESTORERS: dict[str, str] = {"cpu": "rlx.backends.cpu.runtime.image:CpuRestorer"}  # devices with stored code
 
 # devices that are used where they are named only: "auto" never chooses them
-BY_NAME = frozenset({"reference", "interp"})
+BY_NAME = frozenset({"reference", "interp", "cuda"})
 SURE: dict[str, str] = {"cpu": "llvmlite"}  # devices that can be used wherever this package is installed
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.interp.anchors import anchor_result, sizes
+from rlx.backends.codegen.walked import sizes
+from rlx.backends.interp.anchors import anchor_result
 from rlx.ir.dtype import dtype_of
 from rlx.ir.graph import Array, Graph, Node, TensorType, Value
 from rlx.ir.shape import Shape

@@ -138,7 +138,7 @@ def test_wild_addresses_are_caught() -> None:
     memory = Memory(1000)
     blocks = [memory.allocate(10), memory.allocate(10)]
     first, second = (block.address for block in blocks)
-    memory.write(first, DTYPES["u8"], np.arange(10, dtype=np.uint8))
+    memory.write(first, np.arange(10, dtype=np.uint8))
     assert memory.array(first + 2, DTYPES["i16"], (2, 2)).tolist() == [[770, 1284], [1798, 2312]]
     assert not memory.bytes(second, 10).any()
     for address, count in ((first + 8, 3), (first + 10, 1), (second - 1, 1), (0, 1)):

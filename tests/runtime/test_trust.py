@@ -20,8 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rlx
 from rlx import disk
+from rlx.backends.codegen.object_cache import ObjectCache
 from rlx.backends.cpu.jit import load as loader
-from rlx.backends.cpu.jit.object_cache import ObjectCache
 from rlx.backends.cpu.runtime.schema import SCHEMA
 from rlx.cli.inputs import read_array
 from rlx.cli.main import cli

@@ -8,13 +8,13 @@ from importlib.util import find_spec
 from weakref import WeakKeyDictionary
 
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Rates, host_memory
+from rlx.backends.codegen.object_cache import ObjectCache
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
 from rlx.backends.cpu.gemm.panels.q8_rows import ROUND
 from rlx.backends.cpu.jit import cpuid
 from rlx.backends.cpu.jit.compile import NO_LLVM, Compiling, host
-from rlx.backends.cpu.jit.object_cache import ObjectCache
 from rlx.backends.cpu.jit.probe_amx import floats_by_tiles
 from rlx.backends.cpu.kernels import control
 from rlx.backends.cpu.kernels.alternatives import emitted

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.codegen.walked import sizes
 from rlx.ir.casting import rounded_q8
 from rlx.ir.dtype import DType, dtype_of
 from rlx.ir.graph import Array
@@ -17,11 +18,7 @@ from rlx.kernels.expr import Expr, Var
 from rlx.kernels.loops.evaluate import Evaluator
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, accumulator, out_vars
 
-__all__ = ["anchor_result", "sizes"]
-
-
-def sizes(shape: Sequence[Size], extents: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(evaluate(s, extents) for s in shape)
+__all__ = ["anchor_result"]
 
 
 def anchor_result(anchor: Anchor, out: tuple[int, ...], dtype: DType, run: Evaluator) -> Array:

@@ -105,4 +105,6 @@ class InterpBackend(CodeGenerator):
 
     def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable[Any]:
         check_supported(graph, program, "the interpreter")
-        return InterpExecutable.of(Code(graph, program, options))
+        made = InterpExecutable(Code(graph, program, options))
+        made.load()
+        return made

@@ -10,7 +10,8 @@ import numpy as np
 
 from rlx.backends.codegen.arguments import Argument, Extents, KernelCode, Part, Pointer, Product
 from rlx.backends.codegen.kernel_facts import mentioned, tested_names
-from rlx.backends.interp.anchors import anchor_result, sizes
+from rlx.backends.codegen.walked import sizes
+from rlx.backends.interp.anchors import anchor_result
 from rlx.backends.interp.memory import DEVICE_MEMORY, HOST, Range, memory_at
 from rlx.errors import ExecutionError
 from rlx.ir.graph import Array

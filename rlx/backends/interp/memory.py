@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.array import MemorySpace
+from rlx.backends.codegen.walked import Held
 from rlx.backends.dlpack import DLPackArray
 from rlx.forks import restart_in_child
 from rlx.ir.dtype import DType, dtype_of
 from rlx.ir.graph import Array as HostArray
 from rlx.records import dataclass
 
-__all__ = ["DEVICE_MEMORY", "HOST", "HOST_MEMORY", "SPACE", "Block", "Held", "Memory", "Queues", "Range", "memory_at"]
+__all__ = ["DEVICE_MEMORY", "HOST", "HOST_MEMORY", "SPACE", "Block", "Memory", "Queues", "Range", "memory_at"]
 
 DEPTH = 256  # commands that a queue holds; the host waits before it submits more
 CPU, EXTENSION = (1, 0), (12, 0)  # devices as DLPack counts them: kDLCPU, kDLExtDev
@@ -73,9 +74,17 @@ class Memory:
         """Elements of whole bytes where they lie."""
         return self.bytes(address, math.prod(shape) * dtype.numpy.itemsize).view(dtype.numpy).reshape(shape)
 
-    def write(self, address: int, dtype: DType, array: HostArray) -> None:
+    def read(self, address: int, count: int) -> HostArray:
+        """A copy of some bytes."""
+        return self.bytes(address, count).copy()
+
+    def write(self, address: int, array: HostArray) -> None:
         """Copies an array of the host to an address."""
-        self.array(address, dtype, array.shape)[...] = array
+        self.array(address, dtype_of(array.dtype), array.shape)[...] = array
+
+    def fill(self, address: int, count: int, byte: int) -> None:
+        """Sets some bytes."""
+        self.bytes(address, count).fill(byte)
 
 
 class Block:
@@ -100,28 +109,17 @@ def memory_at(address: int) -> Memory:
     return HOST_MEMORY if address >= FAR else DEVICE_MEMORY
 
 
-@dataclass(eq=False)
-class Held:
-    """Elements in the memory of the device, one after the other; those of 4 bits have a byte each.
-
-    `block` is the memory that they lie in, from `address` on.
-    """
-
-    block: Block
-    address: int
-    dtype: DType
-    shape: tuple[int, ...]
-
-    def view(self) -> HostArray:
-        """The elements where they lie, for the device itself."""
-        return self.block.memory.array(self.address, self.dtype, self.shape)
+def view(held: Held) -> HostArray:
+    """The elements where they lie, for the device itself."""
+    memory: Memory = held.block.memory
+    return memory.array(held.address, held.dtype, held.shape)
 
 
 def held_copy(array: HostArray) -> Held:
     """The elements in memory of their own."""
     dtype = dtype_of(array.dtype)
     block = DEVICE_MEMORY.allocate(array.size * dtype.numpy.itemsize)
-    DEVICE_MEMORY.write(block.address, dtype, array)
+    DEVICE_MEMORY.write(block.address, array)
     return Held(block, block.address, dtype, array.shape)
 
 
@@ -134,20 +132,20 @@ class InterpSpace(MemorySpace):
         return held_copy(array)
 
     def fetch(self, held: Held) -> HostArray:
-        return held.view().copy()
+        return view(held).copy()
 
     def type_of(self, held: Held) -> np.dtype[Any]:
         return held.dtype.numpy
 
     def copy(self, held: Held) -> Held:
-        return held_copy(held.view())
+        return held_copy(view(held))
 
     def part(self, held: Held, index: tuple[int | slice, ...]) -> Held:
-        return held_copy(np.asarray(held.view()[index], held.dtype.numpy))
+        return held_copy(np.asarray(view(held)[index], held.dtype.numpy))
 
     def padded(self, held: Held, shape: tuple[int, ...]) -> Held:
         pads = [(0, size - own) for own, size in zip(held.shape, shape, strict=True)]
-        return held_copy(np.pad(held.view(), pads))
+        return held_copy(np.pad(view(held), pads))
 
     def export(self, held: Held, options: Mapping[str, Any]) -> Any:
         """A copy in the host's memory, for who asks for that: no other library can read this memory."""

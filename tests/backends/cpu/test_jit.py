@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlx.backends.codegen import object_cache
+from rlx.backends.codegen.object_cache import ObjectCache
 from rlx.backends.cpu.jit import compile as jit
-from rlx.backends.cpu.jit import elf, object_cache
+from rlx.backends.cpu.jit import elf
 from rlx.backends.cpu.jit import load as loader
 from rlx.backends.cpu.jit.code import is_code, read_code
-from rlx.backends.cpu.jit.object_cache import ObjectCache
 from rlx.disk import content_key
 from rlx.errors import CompileError
 
@@ -316,7 +317,7 @@ def test_an_unwritable_folder_means_no_cache(tmp_path: Path) -> None:
 def test_concurrent_processes_share_a_folder(tmp_path: Path) -> None:
     """Writers, readers and evictions of several processes never give a wrong value and leave no temporary files."""
     code = (
-        "import sys; from rlx.backends.cpu.jit.object_cache import ObjectCache\n"
+        "import sys; from rlx.backends.codegen.object_cache import ObjectCache\n"
         f"cache = ObjectCache({str(tmp_path)!r}, max_bytes=20000)\n"
         "for i in range(300):\n"
         "    key = str(i % 30)\n"

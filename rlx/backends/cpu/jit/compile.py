@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
 
+from rlx.backends.codegen.object_cache import ObjectCache
 from rlx.backends.cpu.jit import cpuid
 from rlx.backends.cpu.jit.code import is_code
 from rlx.backends.cpu.jit.load import (
@@ -26,7 +27,6 @@ from rlx.backends.cpu.jit.load import (
     runtime_objects,
     undivided,
 )
-from rlx.backends.cpu.jit.object_cache import ObjectCache
 from rlx.backends.cpu.target import Target
 from rlx.backends.granted import cpu_count
 from rlx.disk import content_key

@@ -1,0 +1,1 @@
+"""CUDA: kernels printed as C++, compiled by NVRTC and launched through the driver."""

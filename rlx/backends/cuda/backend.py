@@ -1,0 +1,117 @@
+"""CUDA as a device: what it takes, what is there, and what its programs take."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from rlx.backends.array import MemorySpace
+from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, Rates
+from rlx.backends.codegen.check import check_supported
+from rlx.errors import DeviceUnavailable
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph, Node
+from rlx.ir.shape import Shape
+from rlx.kernels.affine import Affine
+from rlx.kernels.analysis import Fusing
+from rlx.kernels.lowering import Anchor, Attention, Contract, lower_node
+from rlx.kernels.narrow import as_bytes, unknown_dtype
+from rlx.kernels.program import Program
+from rlx.ops.control import Control
+from rlx.options import CompileOptions
+
+__all__ = ["CudaBackend"]
+
+REMEDY = 'pip install "rlx[cuda]"'
+DRIVER_REMEDY = "install NVIDIA's driver (nvidia-smi must list the device)"
+TEXT = 4096  # bytes of a kernel's code, about
+
+
+class CudaBackend(CodeGenerator):
+    """Kernels printed as CUDA C++ and compiled by NVRTC, for the first of NVIDIA's devices."""
+
+    name = "cuda"
+    unified = False
+    capabilities = frozenset({"arena", "clone", "dynamic", "out", "profile", "slots", "states"})
+    honours = frozenset({"alignment", "reuse", "search", "debug"})
+    precisions = frozenset({"f32", "bf16", "f16"})
+    fusing = Fusing()
+
+    def available(self) -> Availability:
+        from rlx.backends.cuda.device.driver import find_driver
+
+        device = find_driver()
+        if isinstance(device, DeviceUnavailable):
+            return Availability(False, str(device), DRIVER_REMEDY)
+        try:
+            version = device.compiler_version()
+        except DeviceUnavailable as error:
+            return Availability(False, f"{device.name}, but {error}", REMEDY)
+        major, minor = device.capability
+        if major < 8:
+            return Availability(False, f"{device.name} has compute capability {major}.{minor}: 8.0 and later are used")
+        return Availability(True, f"{device.name} (compute capability {major}.{minor}), {version}")
+
+    @property
+    def space(self) -> MemorySpace | None:
+        from rlx.backends.cuda.device.memory import SPACE
+
+        return SPACE
+
+    @property
+    def rates(self) -> Rates:
+        return Rates(5e12, 1.5e12, run=4e-5, launch=8e-6, compile=0.5)
+
+    def memory(self) -> DeviceMemory:
+        from rlx.backends.cuda.device.driver import driver, find_driver
+
+        if isinstance(find_driver(), DeviceUnavailable):
+            return DeviceMemory(None, None)
+        device = driver()
+        with device.current():
+            return DeviceMemory(*device.free_and_total())
+
+    def claims(self, node: Node) -> str | None:
+        if isinstance(node.op, Control):
+            return None
+        lowered = lower_node(node)
+        if lowered is None:
+            return "its op has no lowering"
+        if lowered.anchor is not None and lowered.generic is None and not self.accepts_anchor(lowered.anchor, node):
+            return "only its decomposition is loops"
+        unknown = unknown_dtype(lowered, self.accepts_dtype)
+        return None if unknown is None else f"no code for {unknown}"
+
+    def accepts_dtype(self, dtype: DType) -> bool:
+        return dtype.kind in "fiub" and not as_bytes(dtype)
+
+    def accepts_special(self, node: Node) -> bool:
+        return False
+
+    def encoded_operands(self, node: Node) -> Collection[int]:
+        return ()
+
+    def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
+        if isinstance(anchor, Attention):
+            return False
+        return not (isinstance(anchor, Contract) and anchor.activations)
+
+    def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
+        return True
+
+    def layout(self, program: Program, packing: str = "fast") -> Program:
+        return program
+
+    def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:
+        kernels = [*program.prepare, *program.run]
+        words = sum(len(kernel.reads()) + len(kernel.writes()) for kernel in kernels)
+        count = len(kernels)
+        return CodeSizes(count, count, TEXT * count, 8 * words, lambda extents: 0, 0)
+
+    def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable[Any]:
+        from rlx.backends.cuda.executable import Code, CudaExecutable
+
+        check_supported(graph, program, "cuda")
+        made = CudaExecutable(Code(graph, program, options))
+        made.load()
+        return made

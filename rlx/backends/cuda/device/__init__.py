@@ -1,0 +1,1 @@
+"""The device: its driver, its compiler and its memory."""

@@ -1,0 +1,259 @@
+"""The driver of NVIDIA's devices by ctypes: libcuda comes with the driver, and nothing else is needed to launch.
+
+The context is the primary one of the device, which torch, cupy and jax use too. All work goes to one stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.cuda.device.compiler import compiler
+from rlx.errors import DeviceUnavailable, ExecutionError, MemoryDeficit
+from rlx.ir.graph import Array
+
+__all__ = ["Driver", "driver", "find_driver"]
+
+OUT_OF_MEMORY = 2
+NOT_FOUND = 500
+CAPABILITY_MAJOR, CAPABILITY_MINOR, PROCESSORS = 75, 76, 16  # CU_DEVICE_ATTRIBUTE_...
+RELEASE_THRESHOLD = 4  # CU_MEMPOOL_ATTR_...
+NON_BLOCKING = 1
+THREAD_LOCAL_CAPTURE = 1  # CU_STREAM_CAPTURE_MODE_...
+OLDEST = 12000  # CUDA 12.0: stream-ordered memory, and graphs as they are used here
+
+
+class Driver:
+    """A device, by its number. Raises `DeviceUnavailable` where there is none, with what is missing."""
+
+    def __init__(self, number: int = 0) -> None:
+        try:
+            self.library: Any = ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            raise DeviceUnavailable("NVIDIA's driver is not there (libcuda.so.1)") from None
+        status = self.library.cuInit(0)
+        if status:
+            raise DeviceUnavailable(f"NVIDIA's driver can't be used: {self.said(status)}")
+        version, device = c_int(), c_int()
+        self.call("cuDriverGetVersion", byref(version))
+        if version.value < OLDEST:
+            found = f"{version.value // 1000}.{version.value % 1000 // 10}"
+            raise DeviceUnavailable(f"NVIDIA's driver is for CUDA {found}: 12.0 and later are used")
+        status = self.library.cuDeviceGet(byref(device), number)
+        if status:
+            raise DeviceUnavailable(f"NVIDIA's driver has no device {number}: {self.said(status)}")
+        self.number, self.device, self.version = number, device, version.value
+        self.pid = os.getpid()
+        name = ctypes.create_string_buffer(128)
+        self.call("cuDeviceGetName", name, 128, device)
+        self.name = name.value.decode(errors="replace")
+        self.capability = (self.attribute(CAPABILITY_MAJOR), self.attribute(CAPABILITY_MINOR))
+        self.processors = self.attribute(PROCESSORS)
+        self._stream: c_void_p | None = None
+        self._context = c_void_p()
+
+    # ---- calls
+
+    def said(self, status: int) -> str:
+        """What a status of the driver means."""
+        text = c_char_p()
+        self.library.cuGetErrorString(status, byref(text))
+        return f"{(text.value or b'unknown error').decode(errors='replace')} (status {status})"
+
+    def call(self, function: str, *args: Any) -> None:
+        """Raises `ExecutionError` unless the function of the driver gives 0."""
+        status = getattr(self.library, function)(*args)
+        if status:
+            raise ExecutionError(f"CUDA: {function}: {self.said(status)}")
+
+    def attribute(self, number: int) -> int:
+        value = c_int()
+        self.call("cuDeviceGetAttribute", byref(value), number, self.device)
+        return value.value
+
+    @property
+    def arch(self) -> str:
+        """What code is made for: with the features of this very chip where it has such, as Hopper's wgmma."""
+        major, minor = self.capability
+        return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+    @property
+    def stream(self) -> c_void_p:
+        """The stream of all work; the first to ask makes the context."""
+        if self._stream is None:
+            self.call("cuDevicePrimaryCtxRetain", byref(self._context), self.device)
+            stream = c_void_p()
+            self.call("cuCtxPushCurrent_v2", self._context)
+            try:
+                self.call("cuStreamCreate", byref(stream), NON_BLOCKING)
+                pool, most = c_void_p(), c_ulonglong(2**64 - 1)
+                self.call("cuDeviceGetDefaultMemPool", byref(pool), self.device)
+                self.call("cuMemPoolSetAttribute", pool, RELEASE_THRESHOLD, byref(most))
+            finally:
+                self.call("cuCtxPopCurrent_v2", byref(c_void_p()))
+            self._stream = stream
+        return self._stream
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """The context for the block. Raises `ExecutionError` in a process that was forked off after it was made."""
+        if os.getpid() != self.pid:
+            raise ExecutionError(
+                "CUDA can't be used in a process that was forked after CUDA was used: start it with the method 'spawn'"
+            )
+        _ = self.stream
+        self.call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self.call("cuCtxPopCurrent_v2", byref(c_void_p()))
+
+    # ---- memory; what follows is called within `current`
+
+    def free_and_total(self) -> tuple[int, int]:
+        """Bytes of the device's memory."""
+        free, total = c_size_t(), c_size_t()
+        self.call("cuMemGetInfo_v2", byref(free), byref(total))
+        return free.value, total.value
+
+    def allocate(self, count: int) -> int:
+        """The address of so many bytes, at a multiple of 256. Raises `MemoryDeficit`."""
+        address = c_ulonglong()
+        status = self.library.cuMemAllocAsync(byref(address), c_size_t(max(count, 1)), self.stream)
+        if status == OUT_OF_MEMORY:
+            free = self.free_and_total()[0]
+            raise MemoryDeficit(f"device 'cuda' has no {count} bytes left", budget_bytes=free, peak_bytes=count)
+        if status:
+            raise ExecutionError(f"CUDA: cuMemAllocAsync of {count} bytes: {self.said(status)}")
+        return address.value
+
+    def release(self, address: int) -> None:
+        self.call("cuMemFreeAsync", c_ulonglong(address), self.stream)
+
+    def upload(self, address: int, array: Array) -> None:
+        """Copies the bytes of a compact array to the device; it may change afterwards."""
+        if array.nbytes:
+            source = c_void_p(array.ctypes.data)
+            self.call("cuMemcpyHtoDAsync_v2", c_ulonglong(address), source, c_size_t(array.nbytes), self.stream)
+
+    def upload_pinned(self, address: int, source: int, count: int) -> None:
+        """Starts a copy from pinned memory."""
+        self.call("cuMemcpyHtoDAsync_v2", c_ulonglong(address), c_void_p(source), c_size_t(count), self.stream)
+
+    def download(self, address: int, count: int) -> Array:
+        """Some bytes, once all that was launched is done."""
+        made = np.empty(count, np.uint8)
+        if count:
+            self.call("cuMemcpyDtoHAsync_v2", c_void_p(made.ctypes.data), c_ulonglong(address), c_size_t(count),
+                      self.stream)  # fmt: skip
+        self.synchronize()
+        return made
+
+    def copy(self, to: int, source: int, count: int) -> None:
+        if count:
+            self.call("cuMemcpyDtoDAsync_v2", c_ulonglong(to), c_ulonglong(source), c_size_t(count), self.stream)
+
+    def fill(self, address: int, count: int, byte: int) -> None:
+        if count:
+            self.call("cuMemsetD8Async", c_ulonglong(address), ctypes.c_ubyte(byte), c_size_t(count), self.stream)
+
+    def pinned(self, count: int) -> int:
+        """The address of memory of the host that copies are fast from; it is kept."""
+        address = c_void_p()
+        self.call("cuMemHostAlloc", byref(address), c_size_t(count), 0)
+        assert address.value is not None
+        return address.value
+
+    # ---- code
+
+    def compiler_version(self) -> str:
+        """The compiler as users know it. Raises `DeviceUnavailable`."""
+        return f"NVRTC {compiler().version}"
+
+    def build(self, text: str) -> bytes:
+        """Machine code for this device. Raises `CompileError`."""
+        return compiler().image(text, self.arch)
+
+    def load(self, image: bytes) -> int:
+        """A module of compiled code."""
+        module = c_void_p()
+        self.call("cuModuleLoadData", byref(module), image)
+        assert module.value is not None
+        return module.value
+
+    def unload(self, module: int) -> None:
+        self.call("cuModuleUnload", c_void_p(module))
+
+    def function(self, module: int, symbol: str) -> Any:
+        """A function of a module, None where it has no such."""
+        found = c_void_p()
+        status = self.library.cuModuleGetFunction(byref(found), c_void_p(module), symbol.encode())
+        if status not in (0, NOT_FOUND):
+            raise ExecutionError(f"CUDA: cuModuleGetFunction: {self.said(status)}")
+        return None if status else found
+
+    def launch(self, function: Any, blocks: int, threads: int, words: int) -> None:
+        """Starts a kernel whose only argument lies at an address of the host, which is read now."""
+        argument = (c_void_p * 1)(words)
+        self.call("cuLaunchKernel", function, c_uint(blocks), 1, 1, c_uint(threads), 1, 1, 0, self.stream, argument,
+                  None)  # fmt: skip
+
+    def synchronize(self) -> None:
+        """Waits for all work."""
+        self.call("cuStreamSynchronize", self.stream)
+
+    def settle(self) -> None:
+        """Waits for the work of others in the context too."""
+        self.call("cuCtxSynchronize")
+
+    # ---- graphs
+
+    def begin_capture(self) -> None:
+        self.call("cuStreamBeginCapture_v2", self.stream, THREAD_LOCAL_CAPTURE)
+
+    def end_capture(self) -> Any:
+        """What was launched since, ready to be launched again as one."""
+        graph, made = c_void_p(), c_void_p()
+        self.call("cuStreamEndCapture", self.stream, byref(graph))
+        try:
+            self.call("cuGraphInstantiateWithFlags", byref(made), graph, c_ulonglong(0))
+        finally:
+            self.call("cuGraphDestroy", graph)
+        return made
+
+    def launch_graph(self, graph: Any) -> None:
+        self.call("cuGraphLaunch", graph, self.stream)
+
+    def drop_graph(self, graph: Any) -> None:
+        self.call("cuGraphExecDestroy", graph)
+
+
+chosen: list[Any] = []  # what takes the place of the driver in tests: see tests/backends/cuda
+
+
+@cache
+def _found() -> Driver | DeviceUnavailable:
+    try:
+        return Driver()
+    except (DeviceUnavailable, ExecutionError) as error:
+        return error if isinstance(error, DeviceUnavailable) else DeviceUnavailable(str(error))
+
+
+def find_driver() -> Driver | DeviceUnavailable:
+    """The first device, or why there is none."""
+    return chosen[-1] if chosen else _found()
+
+
+def driver() -> Driver:
+    """The first device. Raises `DeviceUnavailable`."""
+    found = find_driver()
+    if isinstance(found, DeviceUnavailable):
+        raise found
+    return found

@@ -1,0 +1,187 @@
+"""A compiled graph on the device: its module, the status of its checks, and launches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.array import Array, MemorySpace, Tensor
+from rlx.backends.codegen.arguments import KernelCode
+from rlx.backends.codegen.binding import Binding
+from rlx.backends.codegen.kernel_facts import tested_names
+from rlx.backends.codegen.table import Phase
+from rlx.backends.codegen.walked import Held, WalkedCode, WalkedExecutable
+from rlx.backends.cuda.device.driver import driver
+from rlx.backends.cuda.device.memory import MEMORY, SPACE, CudaMemory
+from rlx.backends.cuda.device.module import Modules
+from rlx.backends.cuda.device.replay import Replay
+from rlx.backends.cuda.text.emitter import STATUS
+from rlx.backends.cuda.text.function import Function
+from rlx.backends.cuda.text.kernels import kernel_texts, module_texts
+from rlx.errors import ExecutionError
+from rlx.ir.dtype import DTYPES
+from rlx.ir.graph import Graph
+from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.options import CompileOptions
+from rlx.records import dataclass
+
+__all__ = ["Code", "CudaExecutable"]
+
+STATUS_BYTES = 32
+
+
+@dataclass(eq=False)
+class Bound:
+    """The binding of the last run, and what it was made for."""
+
+    extents: dict[str, int]
+    block: Any
+    binding: Binding
+    addresses: dict[Buffer, int]
+
+
+class Code(WalkedCode):
+    """Functions, which are compiled once all kernels are printed."""
+
+    functions: dict[str, Function]
+
+    def __init__(self, graph: Graph, program: Program, options: CompileOptions) -> None:
+        self.sites: list[tuple[Kernel, str, str]] = []  # of all checks: the kernel, the kind, the type of what is shown
+        super().__init__(graph, program, options)
+        with SPACE.session():
+            self.modules = Modules(module_texts(list(self.functions.values())))
+        self.straight = all(phase.code is not None for phase in self.table.phases)  # nothing is the host's to do
+
+    def codes(self, kernel: Kernel) -> Sequence[KernelCode]:
+        made = []
+        for text in kernel_texts(kernel, self.options.precision):
+            made.append(text.code(len(self.sites)))
+            self.functions.setdefault(text.function.symbol, text.function)
+            self.sites.extend((kernel, *site) for site in text.sites)
+        return made
+
+
+class CudaExecutable(WalkedExecutable):
+    """Launches phases one after the other in the stream of the device; the host waits at its own steps and the end."""
+
+    code: Code
+
+    def __init__(self, code: Code) -> None:
+        with SPACE.session():
+            super().__init__(code)
+            self.status = MEMORY.allocate(STATUS_BYTES)
+            MEMORY.fill(self.status.address, STATUS_BYTES, 0)
+        self.last: Bound | None = None
+        self.replay = Replay()
+
+    def load(self) -> None:
+        with SPACE.session():
+            super().load()
+            driver().synchronize()
+
+    @property
+    def memory(self) -> CudaMemory:
+        return MEMORY
+
+    @property
+    def space(self) -> MemorySpace:
+        return SPACE
+
+    def session(self) -> AbstractContextManager[object]:
+        return SPACE.session()
+
+    def another(self) -> CudaExecutable:
+        return CudaExecutable(self.code)
+
+    def trim(self) -> None:
+        with SPACE.session():
+            super().trim()
+            MEMORY.reclaim()
+
+    def address(self, root: Buffer) -> int:
+        return self.status.address if root is STATUS else super().address(root)
+
+    def bring(self, root: Buffer, array: Tensor) -> None:
+        if isinstance(array, Array):
+            written = {self.block, *(self.places[state].block for state in self.program.states)}
+            self.places[root] = SPACE.copy(array.held) if array.held.block in written else array.held
+            return
+        given = np.ascontiguousarray(array)
+        at = self.places.get(root)
+        if at is None or at.nbytes < given.nbytes or at.block.owner is not None:
+            at = Held(block := MEMORY.allocate(given.nbytes), block.address, root.dtype, given.shape)
+        MEMORY.write(at.address, given)
+        self.places[root] = Held(at.block, at.address, root.dtype, given.shape)
+
+    def bind(self, extents: Mapping[str, int]) -> Binding:
+        """The words for these extents: those of the last run, pointed to where its inputs lie now, if they fit."""
+        last = self.last
+        if last is None or last.extents != extents or last.block is not self.block or self.code.options.debug:
+            self.last = None
+            binding = super().bind(extents)
+            if not self.program.made and not self.code.table.rounds:
+                addresses = {root: self.address(root) for root in binding.places}
+                self.last = Bound(dict(extents), self.block, binding, addresses)
+            return binding
+        for root, address in last.addresses.items():
+            now = self.address(root)
+            if now != address:
+                last.addresses[root] = now
+                last.binding.point(root, now)
+        return last.binding
+
+    def walk(self, binding: Binding) -> None:
+        """Launches the phases: as one graph from the second run with the same words on, where no step is the host's."""
+        if binding.table is not self.code.table or not self.code.straight or self.spent is not None:
+            super().walk(binding)
+        else:
+            self.replay.run(binding.words.tobytes(), self.launches(binding))
+            self.wait()
+
+    def launches(self, binding: Binding) -> Callable[[], None]:
+        """What launches all phases and waits for none."""
+
+        def submit() -> None:
+            for number, phase in enumerate(binding.table.phases):
+                self.launch(binding, number, phase)
+
+        return submit
+
+    def launch(self, binding: Binding, number: int, phase: Phase) -> None:
+        code = phase.code
+        assert code is not None
+        extents = binding.at_round()
+        blocks = code.chunks(extents)
+        if not blocks:
+            return
+        start = time.perf_counter()
+        threads = self.code.functions[code.symbol].threads.block(extents)
+        words = int(binding.words.ctypes.data) + 8 * binding.table.starts[number]
+        driver().launch(self.code.modules.function(code.symbol), blocks, threads, words)
+        if self.spent is not None:
+            driver().synchronize()
+            self.note(number, start)
+
+    def wait(self) -> None:
+        """Waits for the device. Raises the error of the first check that failed."""
+        if not self.code.sites:
+            driver().synchronize()
+            return
+        failed, site, shown, _ = driver().download(self.status.address, STATUS_BYTES).view(np.int64).tolist()
+        if failed:
+            MEMORY.fill(self.status.address, STATUS_BYTES, 0)
+            kernel, kind, dtype = self.code.sites[site]
+            names = tested_names(kernel) or kernel.label
+            raise ExecutionError(f"node {names}: {kind}: {_shown(shown, dtype)}")
+
+
+def _shown(bits: int, dtype: str) -> Any:
+    """What a check shows, from the bits that the device left."""
+    kind = DTYPES[dtype]
+    if kind.is_float and kind.bits >= 32:
+        return np.array(bits, np.int64).view(np.float64)[()].astype(kind.numpy)
+    return bool(bits) if kind.kind == "b" else np.array(bits, np.int64).astype(kind.numpy)[()]

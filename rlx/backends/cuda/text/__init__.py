@@ -1,0 +1,1 @@
+"""Kernels as CUDA C++ text."""

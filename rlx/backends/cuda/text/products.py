@@ -1,0 +1,157 @@
+"""Products and convolutions as one form, C[batch, m, n] = sum over k of a * b, and which way computes it.
+
+A convolution is the product of its weights [O, C * taps] with windows of x [C * taps, N * places].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.backends.cuda.text.form import COLUMN, ROW, K, Product
+from rlx.backends.cuda.text.function import Text
+from rlx.backends.cuda.text.loops import store_text
+from rlx.backends.cuda.text.tiles import tensor_text, tile_text
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.shape import Shape, numel, upper
+from rlx.kernels.expr import (
+    Acc,
+    Apply,
+    Cast,
+    Expr,
+    Load,
+    Reduce,
+    Select,
+    Var,
+    const,
+    guarded,
+    size_expr,
+    substitute_vars,
+    transform,
+    walk,
+)
+from rlx.kernels.lowering import Contract, Conv, out_vars
+from rlx.kernels.program import Store
+from rlx.records import replace
+
+__all__ = ["product_text"]
+
+THIN = 4  # rows up to which a product is a loop nest: each element the sum of a row and a column
+
+
+def product_text(store: Store, anchor: Contract | Conv, precision: str) -> Text:
+    """The function of a product or convolution with what follows it."""
+    acc = next((x.dtype for x in walk(store.expr) if isinstance(x, Acc)), None)
+    if acc is None:
+        return store_text(store)
+    rows = anchor.m if isinstance(anchor, Contract) else store.extents[1] // anchor.groups
+    most = upper(rows)
+    if most is not None and most <= THIN:
+        return store_text(sums(store, anchor, acc, multiplied_as(anchor, acc, precision) or acc))
+    narrow = multiplied_as(anchor, acc, precision)
+    to = acc if narrow is None else narrow
+    make = contraction(store, anchor, to) if isinstance(anchor, Contract) else windows(store, anchor, to)
+    return tile_text(store, make, acc) if narrow is None else tensor_text(store, make, narrow)
+
+
+def multiplied_as(anchor: Contract | Conv, acc: DType, precision: str) -> DType | None:
+    """The type of 16 bits that tensor cores multiply, None where operands keep more bits."""
+    if acc.name != "f32" or anchor.zero is not None:
+        return None
+    pair = (anchor.a, anchor.b) if isinstance(anchor, Contract) else (anchor.x, anchor.w)
+    types = {e.dtype.name for e in pair}
+    if len(types) == 1 and types <= {"f16", "bf16"}:
+        return pair[0].dtype
+    return DTYPES[precision] if precision in ("f16", "bf16") and types == {"f32"} else None
+
+
+def contraction(store: Store, anchor: Contract, acc: DType) -> Product:
+    """A matrix product over the variables of tiles."""
+    names = out_vars(len(store.extents))
+    *batch, row, column = names
+    at = {row: ROW, column: COLUMN}
+    a, b = (_cast(substitute_vars(x, dict(at)), acc) for x in (anchor.a, anchor.b))
+    if anchor.zero is not None:
+        a = Apply("sub", (a, _cast(anchor.zero, acc)), acc)
+    pairs = tuple((v, size) for v, size in zip(batch, store.extents, strict=False))
+    return Product(pairs, anchor.m, anchor.n, anchor.k, a, b, {v: at.get(v, v) for v in names})
+
+
+def windows(store: Store, anchor: Conv, acc: DType) -> Product:
+    """A convolution as a product for each group: rows are channels of the result, columns its places."""
+    n, o, *space = out_vars(len(store.extents))
+    per_group, taps = anchor.w_shape[1], anchor.w_shape[2:]
+    out_per_group = store.extents[1] // anchor.groups
+    group = Var("group")
+    image, *place = apart(COLUMN, (store.extents[0], *store.extents[2:]))
+    channel, *tap = apart(K, (per_group, *taps))
+    wide = group * size_expr(out_per_group) + ROW if anchor.groups > 1 else ROW
+    x, w = factors(anchor, acc, image, (group, wide), (channel, *tap), place)
+    flat = anchor.w
+    if isinstance(flat, Load) and flat.indices == out_vars(len(flat.indices)) and flat.where is None:
+        view = flat.source.view((anchor.w_shape[0], numel((per_group, *taps))), flat.dtype)
+        w = _cast(Load(view, (wide, K), flat.dtype), acc)
+    places = {n: image, o: wide, **dict(zip(space, place, strict=True))}
+    columns, depth = numel((store.extents[0], *store.extents[2:])), numel((per_group, *taps))
+    return Product(((group, anchor.groups),), out_per_group, columns, depth, w, x, places)
+
+
+def factors(
+    anchor: Conv,
+    acc: DType,
+    image: Expr,
+    channels: tuple[Expr, Expr],
+    inner: Sequence[Expr],
+    place: Sequence[Expr],
+) -> tuple[Expr, Expr]:
+    """What is multiplied: the element of x, 0 outside of it, and of w. `channels`: the group, and that of the result;
+    `inner`: the channel within the group, and the tap."""
+    rank, (group, wide), (channel, *tap) = len(place), channels, inner
+    at = [
+        i * s + t * d - size_expr(p)
+        for i, s, t, d, p in zip(place, anchor.strides, tap, anchor.dilations, anchor.pads[:rank], strict=True)
+    ]
+    inside: Expr | None = None
+    for i, size, low, high in zip(at, anchor.x_shape[2:], anchor.pads[:rank], anchor.pads[rank:], strict=True):
+        if low != 0 or high != 0:
+            test = (i >= 0) & (i < size_expr(size))
+            inside = test if inside is None else inside & test
+    source = group * size_expr(anchor.w_shape[1]) + channel if anchor.groups > 1 else channel
+    names = out_vars(rank + 2)
+    x = _cast(substitute_vars(anchor.x, dict(zip(names, (image, source, *at), strict=True))), acc)
+    if anchor.zero is not None:
+        x = Apply("sub", (x, _cast(anchor.zero, acc)), acc)
+    if inside is not None:
+        x = Select(inside, guarded(x, inside), const(0, acc))
+    return x, _cast(substitute_vars(anchor.w, dict(zip(names, (wide, channel, *tap), strict=True))), acc)
+
+
+def apart(flat: Expr, shape: Shape) -> list[Expr]:
+    """The indices of a row-major number in a box."""
+    made: list[Expr] = []
+    for d in range(len(shape) - 1, 0, -1):
+        size = size_expr(shape[d])
+        made.append(flat % size)
+        flat = flat // size
+    return [flat, *reversed(made)]
+
+
+def _cast(e: Expr, to: DType) -> Expr:
+    return e if e.dtype is to else Cast(e, to)
+
+
+def sums(store: Store, anchor: Contract | Conv, acc: DType, to: DType) -> Store:
+    """The same as a loop nest whose elements are sums of products of operands rounded to a type."""
+    if isinstance(anchor, Contract):
+        product = contraction(store, anchor, to)
+        back: dict[Var, Expr] = {to: v for v, to in product.places.items() if isinstance(to, Var)}
+        extents: Shape = (product.k,)
+        names: tuple[Var, ...] = (K,)
+        a, b = substitute_vars(product.a, back), substitute_vars(product.b, back)
+    else:
+        image, wide, *place = out_vars(len(store.extents))
+        extents = anchor.w_shape[1:]
+        names = tuple(Var(f"r{d}") for d in range(len(extents)))
+        group = wide // size_expr(store.extents[1] // anchor.groups)
+        a, b = factors(anchor, to, image, (group, wide), names, place)
+    total = Reduce("add", names, extents, Apply("mul", (_cast(a, acc), _cast(b, acc)), acc), acc)
+    return replace(store, expr=transform(store.expr, lambda x: total if isinstance(x, Acc) else None))

@@ -1,0 +1,181 @@
+"""A device for machines without one: the same printed text, compiled by g++ and run on the processor.
+
+It stands where `rlx.backends.cuda.device.driver.Driver` does. Memory of the device is memory of the host, and a launch
+is done when it returns; the threads of a block that waits at barriers take turns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlx.ir.graph import Array
+
+HERE = Path(__file__).parent
+LINE = 256
+GUARD = 256  # bytes after each block that nothing may write
+POISON = 0xA5
+
+
+class Value:
+    """What stands for the handle of a stream."""
+
+    value = 1
+
+
+class HostDriver:
+    """Calls as those of the driver, without a device."""
+
+    number, name, capability, processors, version = 0, "the processor", (8, 0), 1, 13000
+    stream = Value()
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, tuple[Any, int]] = {}
+        self.folder = Path(tempfile.mkdtemp(prefix="rlx-cuda-"))
+        self.launches = 0
+        self.captured: list[Any] | None = None
+        self.libraries: list[Any] = []
+
+    def __enter__(self) -> HostDriver:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @staticmethod
+    def possible() -> bool:
+        """Whether there is a compiler."""
+        return shutil.which("g++") is not None
+
+    def compiler_version(self) -> str:
+        return "g++"
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        yield
+
+    # ---- memory
+
+    def free_and_total(self) -> tuple[int, int]:
+        return 1 << 40, 1 << 40
+
+    def allocate(self, count: int) -> int:
+        raw = (ctypes.c_uint8 * (count + LINE + GUARD)).from_buffer(bytearray(count + LINE + GUARD))
+        address = -(-ctypes.addressof(raw) // LINE) * LINE
+        ctypes.memset(address, POISON, count + GUARD)
+        self.blocks[address] = raw, count
+        return address
+
+    def release(self, address: int) -> None:
+        _, count = self.blocks.pop(address)
+        assert ctypes.string_at(address + count, GUARD) == bytes([POISON]) * GUARD, "written beyond the end of a block"
+
+    def inside(self, address: int, count: int) -> None:
+        """Looks that the bytes lie in a block."""
+        if count:
+            assert any(at <= address and address + count <= at + size for at, (_, size) in self.blocks.items())
+
+    def upload(self, address: int, array: Array) -> None:
+        self.inside(address, array.nbytes)
+        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+
+    def upload_pinned(self, address: int, source: int, count: int) -> None:
+        self.inside(address, count)
+        ctypes.memmove(address, source, count)
+
+    def download(self, address: int, count: int) -> Array:
+        self.inside(address, count)
+        made = np.empty(count, np.uint8)
+        ctypes.memmove(made.ctypes.data, address, count)
+        return made
+
+    def copy(self, to: int, source: int, count: int) -> None:
+        self.inside(to, count)
+        self.inside(source, count)
+        ctypes.memmove(to, source, count)
+
+    def fill(self, address: int, count: int, byte: int) -> None:
+        self.inside(address, count)
+        ctypes.memset(address, byte, count)
+
+    def pinned(self, count: int) -> int:
+        return self.allocate(count)
+
+    # ---- code
+
+    def build(self, text: str) -> bytes:
+        """The path of a library, as a module's image."""
+        name = sha256(text.encode()).hexdigest()[:16]
+        source, made = self.folder / f"{name}.cc", self.folder / f"{name}.so"
+        if made.exists():
+            return os.fsencode(made)
+        text = re.sub(
+            r"const (Words<\d+>) w\)", r"const \1& w)", text.replace("#pragma unroll", "")
+        )  # words by address
+        source.write_text((HERE / "host.h").read_text() + text)
+        flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-fast-math", "-w", "-shared", "-fPIC"]
+        run = subprocess.run(["g++", *flags, "-o", made, source, "-lm"], capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr[:4000]
+        return os.fsencode(made)
+
+    def load(self, image: bytes) -> int:
+        self.libraries.append((ctypes.CDLL(os.fsdecode(image)), Path(os.fsdecode(image)).with_suffix(".cc")))
+        return len(self.libraries)
+
+    def unload(self, module: int) -> None:
+        return
+
+    def function(self, module: int, symbol: str) -> Any:
+        library, source = self.libraries[module - 1]
+        found = re.search(rf"\b{symbol}\(.*?\n}}\n", source.read_text(), re.DOTALL)
+        if found is None:
+            return None
+        waits = "__syncthreads" in found[0] or re.search("block_|slices_", found[0]) is not None
+        bound = re.search(rf"__launch_bounds__\((\d+)\) {symbol}\b", source.read_text())
+        assert bound is not None
+        return library.launch, getattr(library, symbol), int(waits), int(bound[1])
+
+    def launch(self, function: Any, blocks: int, threads: int, words: int) -> None:
+        launch, kernel, waits, most = function
+        assert 0 < blocks < 1 << 31
+        assert 0 < threads <= most
+        assert threads % 32 == 0
+        if self.captured is not None:
+            self.captured.append((function, blocks, threads, ctypes.string_at(words, 8 * 512)))
+            return
+        self.launches += 1
+        launch(kernel, blocks, threads, ctypes.c_void_p(words), waits)
+
+    def synchronize(self) -> None:
+        return
+
+    def settle(self) -> None:
+        return
+
+    # ---- graphs
+
+    def begin_capture(self) -> None:
+        self.captured = []
+
+    def end_capture(self) -> Any:
+        made, self.captured = self.captured, None
+        return made
+
+    def launch_graph(self, graph: Any) -> None:
+        for function, blocks, threads, words in graph:
+            held = ctypes.create_string_buffer(words)
+            self.launch(function, blocks, threads, ctypes.addressof(held))
+
+    def drop_graph(self, graph: Any) -> None:
+        graph.clear()

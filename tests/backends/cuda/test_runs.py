@@ -1,0 +1,140 @@
+"""Runs on the device: memory of its own, states, control flow, errors, DLPack, and one compile for all extents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.backends.cuda.device.driver import Driver
+from rlx.errors import ExecutionError
+from rlx.ir.dtype import DTYPES
+from rlx.ir.graph import Graph
+from rlx.ir.shape import Dim
+
+
+def mlp() -> Graph:
+    g = Graph("mlp")
+    x = g.input("x", (Dim("batch", 1, 64), 6))
+    w = g.param("w", data=np.linspace(-1, 1, 24, dtype=np.float32).reshape(6, 4))
+    g.output(rlx.softmax(rlx.relu(x @ w)), name="probs")
+    return g
+
+
+def rows(count: int) -> Any:
+    return np.linspace(-2, 2, count * 6, dtype=np.float32).reshape(count, 6)
+
+
+def test_results_lie_on_the_device_and_own_their_memory() -> None:
+    """A result stays as it is when the model runs again, and is an input that nobody copies."""
+    model, expected = rlx.compile(mlp(), device="cuda"), rlx.compile(mlp(), device="reference")
+    (first,) = model.run([rows(3)])
+    (second,) = model.run([rlx.to_device(rows(5), "cuda")])
+    assert (first.device, second.shape) == ("cuda", (5, 4))
+    for got, count in ((first, 3), (second, 5)):
+        np.testing.assert_allclose(got.numpy(), expected.run([rows(count)])[0], rtol=1e-5)
+
+
+def test_one_compile_serves_all_extents(device: Any) -> None:
+    """Other extents change words: nothing is compiled again."""
+    model = rlx.compile(mlp(), device="cuda")
+    executable: Any = model.compilation.executable
+    module = executable.code.modules
+    for count in (1, 64, 7):
+        assert model.run([rows(count)])[0].shape == (count, 4)
+    assert executable.code.modules is module
+
+
+def test_repeated_runs_are_one_graph(device: Any) -> None:
+    """The third run with the same words repeats the launches of the second; other inputs in other places are right."""
+    model, expected = rlx.compile(mlp(), device="cuda"), rlx.compile(mlp(), device="reference")
+    executable: Any = model.compilation.executable
+    for count in (3, 3, 3, 5, 5, 3):
+        data = rows(count) * count
+        np.testing.assert_allclose(model.run([data])[0].numpy(), expected.run([data])[0], rtol=1e-5)
+    assert 1 <= len(executable.replay.graphs) <= 2
+    here = [rlx.to_device(rows(3) + n, "cuda") for n in range(3)]
+    for n in (0, 1, 2, 1, 1, 1):
+        np.testing.assert_allclose(model.run([here[n]])[0].numpy(), expected.run([rows(3) + n])[0], rtol=1e-5)
+
+
+def test_parts_and_copies() -> None:
+    """Parts of arrays are those of NumPy, whether they are one piece of memory or not."""
+    data = np.arange(60, dtype=np.int32).reshape(3, 4, 5)
+    here = rlx.to_device(data, "cuda")
+    for part in (np.s_[1], np.s_[1:], np.s_[:, 2], np.s_[..., 1:3], np.s_[0, ::2], np.s_[2, 3, 4], np.s_[1:1]):
+        assert np.array_equal(here[part].numpy(), data[part])
+    assert np.array_equal(here.copy().numpy(), data)
+
+
+def test_states_change_in_place() -> None:
+    """A state is read and written on the device; a clone has its own."""
+    g = Graph("counter")
+    x, s = g.input("x", (3,)), g.state("s", (3,))
+    total = s + x
+    g.update(s, total)
+    g.output(total, name="y")
+    model = rlx.compile(g, device="cuda")
+    for n in (1, 2, 3):
+        assert model.run([np.ones(3, np.float32)])[0].numpy().tolist() == [n] * 3
+    other = model.clone()
+    assert other.run([np.ones(3, np.float32)])[0].numpy().tolist() == [4] * 3
+    assert model.run([np.ones(3, np.float32)])[0].numpy().tolist() == [4] * 3
+
+
+def test_control_flow() -> None:
+    counted = rlx.jit(lambda x: rlx.fori_loop(0, 5, lambda i, x: x * 2 + i, x), device="cuda")
+    assert np.asarray(counted(np.float32(1))).item() == 32 + 26
+
+
+def test_a_failed_check_names_its_node_and_the_device_lives() -> None:
+    """An index out of range is the same error as elsewhere, and the next run is right."""
+    g = Graph("look up")
+    g.output(rlx.gather(g.input("table", (4,)), g.input("at", (2,), "i64")), name="y")
+    model = rlx.compile(g, device="cuda")
+    data = np.arange(4, dtype=np.float32)
+    with pytest.raises(ExecutionError, match="index: 9"):
+        model.run([data, np.array([1, 9])])
+    assert model.run([data, np.array([1, 3])])[0].numpy().tolist() == [1, 3]
+
+
+def test_profile_has_each_kernel() -> None:
+    model = rlx.compile(mlp(), device="cuda")
+    assert all(row[2] >= 0 for row in model.profile([rows(4)], repeat=2))
+
+
+def test_dlpack_both_ways(device: Any) -> None:
+    """Arrays of torch on the device are read where they are, and ours by torch."""
+    if not isinstance(device, Driver):
+        pytest.skip("needs an NVIDIA device")
+    torch = pytest.importorskip("torch")
+    given = torch.arange(18, dtype=torch.float32, device="cuda").reshape(3, 6) / 9
+    model = rlx.compile(mlp(), device="cuda")
+    (made,) = model.run([given])
+    back = torch.from_dlpack(made)
+    assert back.device.type == "cuda"
+    expected = rlx.compile(mlp(), device="reference").run([given.cpu().numpy()])[0]
+    np.testing.assert_allclose(back.cpu().numpy(), expected, rtol=1e-5)
+    half = rlx.to_device(np.ones(3, "float16"), "cuda")
+    assert torch.from_dlpack(half).dtype == torch.float16
+    del made, half
+    assert back.sum().item() == pytest.approx(3)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "f16"])
+@pytest.mark.parametrize("shape", [(7, 5, 3), (33, 72, 40), (130, 256, 192), (1, 40, 100)], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_precision_rounds_operands(precision: str, shape: tuple[int, int, int], turned: bool) -> None:
+    """Operands are rounded to nearest even, sums kept in f32, whichever of the axes lies along memory."""
+    m, k, n = shape
+    rng = np.random.default_rng(3)
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((n, k) if turned else (k, n), np.float32)
+    g = Graph("product")
+    x, w = g.input("x", a.shape), g.param("w", data=b)
+    g.output(rlx.relu(x @ (rlx.transpose(w, (1, 0)) if turned else w)), "y")
+    made = rlx.compile(g, device="cuda", precision=precision).run([a])[0].numpy()
+    narrow = DTYPES[precision].numpy
+    left, right = (z.astype(narrow).astype(np.float64) for z in (a, b.T if turned else b))
+    np.testing.assert_allclose(made, np.maximum(left @ right, 0), rtol=1e-4, atol=1e-4)
