@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from rlx.backends.cpu.kernels.attention import strategies as attention
 from rlx.backends.cpu.kernels.conv import strategies as conv
 from rlx.backends.cpu.kernels.conv.fused_depthwise import FUSED
+from rlx.backends.cpu.kernels.conv.pointwise import as_product
 from rlx.backends.cpu.kernels.matmul import strategies as matmul
 from rlx.backends.cpu.kernels.registry import SPECIALS
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
@@ -42,7 +43,8 @@ def laid_out(kernel: Kernel, setting: Setting) -> list[Kernel]:
         case Contract():
             return matmul.layout(kernel, setting)
         case Conv():
-            return conv.layout(kernel, setting)
+            product = as_product(kernel)
+            return conv.layout(kernel, setting) if product is None else matmul.layout(product, setting)
         case Attention():
             return attention.layout(kernel, setting)
     return [kernel]

@@ -113,3 +113,61 @@ def test_depthwise_windows_of_many_taps(x: tuple[int, ...], w: tuple[int, ...], 
     for one in (want, found):
         one.set_params({"w": weights})
     np.testing.assert_allclose(found.run({"x": data})[0], want.run({"x": data})[0], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])
+@pytest.mark.parametrize(
+    "x, w, groups",
+    [
+        ((2, 12, 23, 25), (9, 12, 1, 1), 1),
+        ((1, 24, 32, 16), (24, 8, 1, 1), 3),
+        ((3, 40, 30, 20), (34, 20, 1, 1), 2),
+        ((1, 128, 8, 8, 8), (20, 128, 1, 1, 1), 1),
+        ((2, 16, 530), (64, 4, 1), 4),
+        ((1, 3, 20, 30), (5, 3, 1, 1), 1),
+    ],
+)
+def test_single_pixels_of_planes_are_products(x: tuple[int, ...], w: tuple[int, ...], groups: int, dtype: str) -> None:
+    """With a residual in planes and a bias; convolutions of open sizes have their bits."""
+
+    def graph(shape: tuple[Any, ...]) -> rlx.Graph:
+        g = rlx.Graph("pointwise")
+        operands = g.input("x", shape, dtype=dtype), g.param("w", w, dtype=dtype), g.param("b", w[:1], dtype=dtype)
+        (y,) = g.add(Conv(groups=groups), *operands)
+        g.output(rlx.relu(y + g.input("rest", y.shape, dtype=dtype)), "y")
+        return g
+
+    data, weights = values(x, w, dtype)
+    weights.flat[0] = 1e-40  # a denormal of f32
+    rest, bias = values((x[0], w[0], *x[2:]), w[:1], dtype)
+    opened = (rlx.Dim("n", 0, 4), x[1], rlx.Dim("size", 1, 1000), *x[3:])
+    models = [rlx.compile(graph(x), device="reference")]
+    models += [rlx.compile(graph(s), device="cpu", threads=t, cache=False) for s, t in ((x, 1), (x, 3), (opened, 2))]
+    for one in models:
+        one.set_params({"w": weights, "b": bias})
+    assert [k.how.partition(".")[0] for k in models[1].compilation.program.run][-1] == "matmul"
+    want, *found = (one.run({"x": data, "rest": rest})[0] for one in models)
+    tolerance = {"f16": 2**-9}.get(dtype, 1e-5) * max(1.0, float(np.abs(want).max()))
+    np.testing.assert_allclose(found[0].astype(np.float64), want.astype(np.float64), rtol=0, atol=tolerance)
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+def test_single_pixels_beside_other_layouts_stay_convolutions() -> None:
+    """With channels together, few pixels or many channels, steps or pads."""
+    for made in (
+        lambda x: rlx.conv(rlx.transpose(x, (0, 3, 1, 2)), weight(x, 30), pads=(0,) * 4),
+        lambda x: rlx.conv(x, weight(x, 40), strides=(2, 1)),
+        lambda x: rlx.conv(x, x.graph.param("w", (3, 40, 1, 1))),
+        lambda x: rlx.conv(x, weight(x, 40), pads=(1, 1, 0, 0)),
+        lambda x: rlx.conv(x[:, :, :5, :5], weight(x, 40)),
+        lambda x: rlx.conv(rlx.reshape(x, (1, 400, 4, 30)), weight(x, 400)),
+        lambda x: rlx.conv(rlx.reshape(x, (1, 400, 120)), x.graph.param("w", (16, 400, 1))),
+    ):
+        g = rlx.Graph("others")
+        g.output(made(g.input("x", (1, 40, 40, 30))), "y")
+        assert "conv." in rlx.compile(g, device="cpu", cache=False).explain("kernels")
+
+
+def weight(x: Any, channels: int) -> Any:
+    return x.graph.param("w", (16, channels, 1, 1))

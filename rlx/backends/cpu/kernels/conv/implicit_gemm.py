@@ -30,8 +30,8 @@ from rlx.backends.cpu.kernels.conv.geometry import (
     geometry,
 )
 from rlx.backends.cpu.kernels.conv.product import gathers_for_tiles
+from rlx.backends.cpu.kernels.conv.register_tiles import window_tile
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few
-from rlx.backends.cpu.kernels.conv.window_tile import window_tile
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, size_of, vec, void
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, name_kernel

@@ -1,0 +1,123 @@
+"""Convolutions of single pixels from planes to planes, as the matrix products that they are.
+
+    y[n, g, o, p] = sum over c of w[g, o, c] x[n, g, c, p]        p numbers the pixels of a plane
+
+Vectors run along the pixels: neither is the image brought into another layout, nor are the results put into planes.
+Sums have the bits of those of `in_image`, which convolutions of open sizes take: each is one chain over the channels.
+"""
+
+from __future__ import annotations
+
+from rlx.backends.cpu.gemm.panels.operands import DEPTH
+from rlx.backends.cpu.kernels.conv.weights import is_few, without_denormals
+from rlx.backends.cpu.schedule.matmul import PRODUCT_BLOCK
+from rlx.ir.shape import Shape, Size, numel, size_product
+from rlx.kernels.affine import Affine, index_expr, linear_index
+from rlx.kernels.expr import Expr, Load, Var, const, loads, size_expr, substitute_vars, transform, walk
+from rlx.kernels.lowering import Contract, Conv, out_vars
+from rlx.kernels.prepared import is_fixed
+from rlx.kernels.program import Kernel, Store
+from rlx.records import replace
+
+__all__ = ["as_product"]
+
+LEAST = 512  # pixels of a plane: of fewer, rows of results are too short to pay
+PIXEL = Var("pixel")
+
+
+def as_product(kernel: Kernel) -> Kernel | None:
+    """The product that computes a convolution; None where it is none, or where channels lie together."""
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Conv)
+    space = store.extents[2:]
+    if not _is_pointwise(anchor) or len(kernel.stores) > 1 or not _of_planes(kernel, space):
+        return None
+    x = _flat(anchor.x, space)
+    expr = _flat(store.expr, space)
+    index = _merged(linear_index(store.index, store.buffer.shape), space)
+    if x is None or expr is None or index is None:
+        return None
+    outputs, channels = anchor.w_shape[0] // anchor.groups, anchor.w_shape[1]
+    extents: tuple[Size, ...] = (store.extents[0], outputs, size_product(space))
+    new = out_vars(3)
+    image, group, output, pixel = new[0], None, new[1], new[2]
+    if anchor.groups > 1:
+        extents = (extents[0], anchor.groups, *extents[1:])
+        image, group, output, pixel = out_vars(4)
+
+    def of_group(number: Expr, count: Size) -> Expr:
+        return number if group is None else group * size_expr(count) + number
+
+    taps = out_vars(len(anchor.w_shape))[2:]
+    i0, i1 = out_vars(2)
+    weights = {i0: of_group(output, outputs), i1: DEPTH, **dict.fromkeys(taps, const(0, DEPTH.dtype))}
+    results: dict[Var, Expr] = {i0: image, i1: of_group(output, outputs), PIXEL: pixel}
+    w = substitute_vars(anchor.w, weights)
+    product = Contract(
+        outputs,
+        extents[-1],
+        channels,
+        without_denormals(w) if is_fixed(w) and w.dtype.name == "f32" else w,
+        substitute_vars(x, {**results, i1: of_group(DEPTH, channels)}),
+    )
+    made = Store(store.buffer, extents, _at(store, results), substitute_vars(expr, results))
+    return replace(kernel, anchor=product, stores=(made,))
+
+
+def _at(store: Store, to: dict[Var, Expr]) -> tuple[Expr, ...]:
+    """Where a result is stored: in the first row of a plane, which the number of its pixel may lead beyond."""
+    *outer, last = out_vars(len(store.extents))[2:]
+    places = {**to, **dict.fromkeys(outer, const(0, DEPTH.dtype)), last: to[PIXEL]}
+    return tuple(substitute_vars(i, places) for i in store.index)
+
+
+def _is_pointwise(anchor: Conv) -> bool:
+    single = all(size == 1 for size in anchor.w_shape[2:]) and {*anchor.strides} == {1} and not any(anchor.pads)
+    return single and anchor.x.dtype.is_float and anchor.w.dtype is anchor.x.dtype and anchor.zero is None
+
+
+def _of_planes(kernel: Kernel, space: Shape) -> bool:
+    """Whether the image and the results lie in planes of so many pixels that rows of them are worth it."""
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Conv)
+    read = list(loads(anchor.x))
+    if len(read) != 1 or not all(isinstance(size, int) for size in (*space, *anchor.w_shape)):
+        return False
+    channel, last = out_vars(2)[1], out_vars(len(store.extents))[-1]
+    indices = linear_index(read[0].indices, read[0].source.shape), linear_index(store.index, store.buffer.shape)
+    few = is_few(anchor.w_shape[0] // anchor.groups)  # whose sums are those of vectors along the channels
+    one_chain = not few and int(anchor.w_shape[1]) <= PRODUCT_BLOCK
+    planes = one_chain and all(i.coefs.get(last, 0) == 1 and i.coefs.get(channel, 0) != 1 for i in indices)
+    known = store.buffer.encoding is None and read[0].source.encoding is None
+    return planes and known and store.buffer.dtype.bits >= 8 and int(size_product(space)) >= LEAST
+
+
+def _merged(index: Affine, space: Shape) -> Affine | None:
+    """An index into planes by the number of the pixel, in the place of its row and column."""
+    *outer, last = out_vars(2 + len(space))[2:]
+    step, wanted = index.coefs.get(last, 0), index.coefs.get(last, 0)
+    for var, size, inner in zip(reversed(outer), reversed(space[:-1]), reversed(space[1:]), strict=True):
+        wanted = wanted * inner
+        if size != 1 and index.coefs.get(var, 0) != wanted:
+            return None
+    coefs = {term: coef for term, coef in index.coefs.items() if term not in (*outer, last)}
+    return Affine(index.constant, {**coefs, PIXEL: step} if step != 0 else coefs) if index.is_linear else None
+
+
+def _flat(e: Expr, space: Shape) -> Expr | None:
+    """An expression whose loads read by the number of the pixel; None where it says more of rows and columns."""
+    failed: list[Expr] = []
+
+    def place(x: Expr) -> Expr | None:
+        if not isinstance(x, Load):
+            return None
+        index = _merged(linear_index(x.indices, x.source.shape), space)
+        if index is None or x.where is not None or x.source.encoding is not None or x.dtype.bits < 8:
+            failed.append(x)
+            return None
+        view = x.source.view((numel(x.source.shape),), x.source.dtype)
+        return Load(view, (index_expr(index),), x.dtype)
+
+    made = transform(e, place)
+    left = set(out_vars(2 + len(space))[2:]) & set(walk(made))
+    return None if failed or left else made
