@@ -57,9 +57,10 @@ u64 bool c64 c128 string. Refused, with the type named: FLOAT6E2M3, FLOAT6E3M2.
   change in size, or are sequences, is written out when its count is known and at most 64. Else such a carry lies in a
   buffer with room for what the number of rounds makes of it; where that does not tell, for 1024 along the axis that
   changes, or what `dims` give its final size: `dims={"tokens.size1": (0, 4096)}`. A sequence may be appended to.
-- Sequences and optionals are lists known at import. A sequence as output `y` is given as `y.0`, `y.1` ...; as input of
-  the model it comes as a list of arrays, an absent optional as None. One whose length the run decides (appended to in
-  a loop, or an open axis split up) is the rows of one tensor, also as an output: its tensors are of one shape.
+- Sequences and optionals are lists known at import. As an input or output of the model a sequence is a list of arrays,
+  an absent optional None. One whose length the run decides (appended to in a loop, or an open axis split up) is the
+  rows of one tensor: its arrays are of one shape. `outputs`, plans and `run_views` are of single tensors, of which a
+  sequence `y` has `y.0`, `y.1` ...; `results` of the model says which are of what.
 - A name of sizes is one dim where the graph needs the sizes to be equal: each run checks it. Where it never does, the
   others get names of their own, after their input: `N`, `N (b)`, `N (x.1)` for axis 1 of an x that has the name twice.
   What `dims`, `at=` or a ladder of `Buckets` say of `N` is said of all of them, unless one has an entry itself

@@ -100,7 +100,7 @@ def run_once(compiled: CompiledGraph, inputs: Inputs) -> dict[str, Array]:
     """The outputs by name, fresh arrays."""
     try:
         with working("running"):
-            return {name: np.asarray(array) for name, array in compiled(inputs.arrays).items()}
+            return {name: np.asarray(array) for name, array in compiled._named_tensors(inputs.arrays).items()}
     except RlxError as error:
         raise with_hint(error, inputs) from None
 

@@ -26,6 +26,7 @@ __all__ = [
     "Node",
     "Operator",
     "Output",
+    "Result",
     "TensorType",
     "Value",
     "const_value",
@@ -85,6 +86,19 @@ class Output:
     value: Value
 
 
+@dataclass(frozen=True)
+class Result:
+    """What a run gives under a name of the file that the graph is of.
+
+    `kind`: "tensor" is the one output named here, "list" the list of them (an ONNX sequence), "rows" the list of the
+    rows of one (a sequence whose length the run decides), "absent" None (an optional without an element).
+    """
+
+    name: str
+    kind: str
+    outputs: tuple[str, ...]
+
+
 @bounded_class(CompileError)
 @dataclass(eq=False)
 class Graph:
@@ -103,12 +117,22 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)  # of a file with sequences or optionals: all that a run gives
     became: dict[Value, Value] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise OptionError(f"the name of a graph is a str, got {self.name!r}")
         check_text("graph", self.name)
+
+    def result(self, name: str, kind: str, outputs: Sequence[str]) -> None:
+        """Adds what a run gives under a name; see `Result`. `OptionError` for outputs that there are not."""
+        known, counts = {o.name for o in self.outputs}, {"tensor": (1,), "rows": (1,), "absent": (0,)}
+        fits = kind == "list" or len(outputs) in counts.get(kind, ())
+        if not fits or not known.issuperset(outputs) or any(r.name == name for r in self.results):
+            raise OptionError(f"graph {self.name!r}: {name!r} can't be a {kind!r} of the outputs {list(outputs)}")
+        check_text(f"graph {self.name!r}", name)
+        self.results.append(Result(name, kind, tuple(outputs)))
 
     # ---- leaves
 

@@ -42,7 +42,7 @@ MAX_DEPTH = MAX_NESTING  # of nested regions and tuples in a text
 MAX_FACTORS = 400  # of one size in a text
 MAX_DIGITS = 40
 
-_KEYWORDS = frozenset({"graph", "dim", "input", "param", "state", "const", "guard", "update", "output"})
+_KEYWORDS = frozenset({"graph", "dim", "input", "param", "state", "const", "guard", "update", "output", "result"})
 _IDENTIFIER = re.compile(r"[A-Za-z_/][A-Za-z0-9_/.]*")
 
 
@@ -139,6 +139,8 @@ def _result_lines(graph: Graph, ids: Mapping[Value, str]) -> Iterator[str]:
         yield f"update {_name(state)} = {ids[value]}"
     for output in graph.outputs:
         yield f"output {_name(output.name)} = {ids[output.value]}"
+    for result in graph.results:
+        yield f"result {_name(result.name)} {result.kind} = [{', '.join(map(_name, result.outputs))}]"
 
 
 def _attributes(node: Node) -> Iterator[str]:
@@ -317,9 +319,22 @@ class _Parser:
                 name = self._named()
                 self.expect("=")
                 graph.output(self._value(ids), name)
+            case "result":
+                graph.result(self._named(), self.expect("word"), self._results())
             case _:
                 raise ModelFormatError(f"line {self.line}: {keyword!r} can't stand here")
         self.expect("newline")
+
+    def _results(self) -> list[str]:
+        names: list[str] = []
+        self.expect("=")
+        self.expect("[")
+        while self.kind != "]":
+            names.append(self._named())
+            if not self.accept(","):
+                break
+        self.expect("]")
+        return names
 
     def _dim(self) -> None:
         name = self._symbol_name()

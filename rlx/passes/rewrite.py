@@ -58,10 +58,11 @@ def copy_node(new: Graph, node: Node, inputs: Sequence[Value]) -> tuple[Value, .
 
 
 def finish(graph: Graph, new: Graph, values: dict[Value, Value]) -> Graph:
-    """Gives the new graph the old one's outputs, updates and guards, and what the values became."""
+    """Gives the new graph the old one's outputs, results, updates and guards, and what the values became."""
     became = {v: v for v in graph.values()} if graph.became is None else graph.became
     new.became = {first: values[v] for first, v in became.items() if v in values}
     new.outputs = [Output(o.name, values[o.value]) for o in graph.outputs]
+    new.results = list(graph.results)
     new.updates = {name: values[v] for name, v in graph.updates.items()}
     known = {(g.lhs, g.rhs) for g in graph.guards}
     new.guards = [*graph.guards, *(g for g in new.guards if (g.lhs, g.rhs) not in known)]

@@ -62,7 +62,14 @@ class Results(Mapping[str, Any]):
         return len(self._arrays)
 
     def __repr__(self) -> str:
-        return "{" + ", ".join(f"{n!r}: {a.dtype}{list(a.shape)}" for n, a in self._arrays.items()) + "}"
+        return "{" + ", ".join(f"{n!r}: {_shown(a)}" for n, a in self._arrays.items()) + "}"
+
+
+def _shown(result: Any) -> str:
+    """A result's type; of a list those of its items."""
+    if isinstance(result, list):
+        return f"[{', '.join(map(_shown, result))}]"
+    return "None" if result is None else f"{result.dtype}{list(result.shape)}"
 
 
 @bounded_class(ExecutionError, but=("run", "run_views"))
@@ -108,6 +115,10 @@ class CompiledGraph(Lifetime, ExpertControl, Shown):
         self._changed: set[str] = set()  # params that were set
         self._param_types = {v.name: v.type for v in graph.params}
         self._attach(compilation.executable)
+        if graph.results:
+            from rlx.runtime.listed import ListedGraph
+
+            self.__class__ = ListedGraph
 
     def _attach(self, executable: Executable[Any]) -> None:
         self._executable = executable
@@ -121,6 +132,23 @@ class CompiledGraph(Lifetime, ExpertControl, Shown):
             executable.reserve, executable.settle = self.memory.reserve, self.memory.settle
             self.memory.planned(None if executable.plan is None else executable.plan.at)
         self.run_slots = self._run_slots_debug if self._options.debug else executable.slots
+
+    @property
+    def _result_names(self) -> Sequence[str]:
+        """The names of what `run` returns."""
+        return self._names
+
+    def _tensors(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
+        """The arrays of a run as `outputs` has them, also where `run` gives lists of them."""
+        return CompiledGraph.run(self, inputs)
+
+    def _named_tensors(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The same by name."""
+        return dict(zip(self._names, self._tensors(inputs), strict=True))
+
+    def _grouped(self, tensors: Sequence[Any]) -> list[Any]:
+        """What `run` returns of them."""
+        return list(tensors)
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
@@ -286,14 +314,14 @@ class CompiledGraph(Lifetime, ExpertControl, Shown):
     def __call__(self, *args: Any, **named: Any) -> Results:
         """Runs with inputs by position, as one mapping, or by keyword; the outputs by name."""
         if not args or (len(args) == 1 and isinstance(args[0], Mapping) and not named):
-            return Results(self._names, self.run(args[0] if args else named))
+            return Results(self._result_names, self.run(args[0] if args else named))
         inputs = dict(zip((spec.name for spec in self.inputs), args, strict=False))
         if len(args) > len(self.inputs):
             raise ShapeError(f"expected at most {len(self.inputs)} inputs, got {len(args)}")
         for name in named:
             if name in inputs:
                 raise OptionError(f"input {name!r} is given by position and by name")
-        return Results(self._names, self.run({**inputs, **named}))
+        return Results(self._result_names, self.run({**inputs, **named}))
 
     def run_views(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Views:
         """Runs once and returns read-only views of the outputs in the arena, valid until the next run."""
@@ -446,7 +474,7 @@ class CompiledGraph(Lifetime, ExpertControl, Shown):
         after compiling. Setting a param of one changes that one only, which then has its own of it. Raises
         `OptionError` where the device can't clone.
         """
-        made = CompiledGraph.__new__(CompiledGraph)
+        made = CompiledGraph.__new__(type(self))
         own = ("_executable", "run_slots", "_own_states", "_own_adapters", "_own_exact")
         made.__dict__.update({k: v for k, v in self.__dict__.items() if k not in own})
         made._attach(self._executable.clone(fresh))

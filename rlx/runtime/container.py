@@ -47,7 +47,7 @@ __all__ = [
     "write_container",
 ]
 
-FORMAT = 7
+FORMAT = 8
 ENDING = ".rlxart"
 HEAD = struct.Struct("<8sII32s")
 PAGE = 4096

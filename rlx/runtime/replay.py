@@ -53,12 +53,12 @@ class Recorder:
 
             raise one_set_of_inputs(more)
         given = [snapshot(a) for a in self.model._admit(self.model._given(inputs))]
-        made = self.model.run(given)
+        made = self.model._tensors(given)
         for kind, specs, arrays in (("in", self.model.inputs, given), ("out", self.model.outputs, made)):
             for spec, array in zip(specs, arrays, strict=True):
                 self.arrays[f"{self.runs}/{kind}/{spec.name}"] = _plain(np.asarray(array)).copy()
         self.runs += 1
-        return made
+        return self.model._grouped(made)
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def replay(model: CompiledGraph, path: str | os.PathLike[str]) -> Replay:
         if missing := sorted(keys - arrays.keys()):
             raise OptionError(f"{name}: recorded of another model: there is no {missing[0]!r}")
         given = [_typed(name, arrays[f"{run}/in/{s.name}"], s) for s in model.inputs]
-        for spec, got in zip(model.outputs, model.run(given), strict=True):
+        for spec, got in zip(model.outputs, model._tensors(given), strict=True):
             want = arrays[f"{run}/out/{spec.name}"]
             if got.shape != want.shape or np.asarray(got).tobytes() != want.tobytes():
                 differing.append((run, spec.name))

@@ -215,7 +215,7 @@ class Specialised(CompiledGraph):
                 raise ShapeError(f"expected at most {len(self.inputs)} inputs, got {len(args)}")
             given = self._by_name({**dict(zip(names, args, strict=True)), **named})
         model, fed = self._chosen(given)
-        return Results([spec.name for spec in model.outputs], model.run(fed))
+        return Results(model._result_names, model.run(fed))
 
     def run_views(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Views:
         """Runs once and returns read-only views of the outputs, valid until the next run of the same variant."""

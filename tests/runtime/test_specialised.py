@@ -17,6 +17,7 @@ from rlx.compiler import Compilation
 from rlx.errors import (
     ClosedError,
     ExecutionError,
+    ModelFormatError,
     NameNotFound,
     OptionError,
     ShapeError,
@@ -24,6 +25,7 @@ from rlx.errors import (
     UnsupportedOp,
 )
 from rlx.importers.onnx import load, preflight
+from rlx.ir.text import parse_graph
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.restore import StoredCompilation
 
@@ -413,3 +415,76 @@ def test_variants_are_kept_in_the_cache(tmp_path: Path) -> None:
     for expected in (Compilation, StoredCompilation):
         fixed = rlx.load(path, device="cpu", cache_dir=cache, values={"axes": axes_of(-1)})
         assert isinstance(fixed._compilation, expected)
+
+
+def lists(folder: Path) -> Path:
+    """x [6, 2] in rows, as a sequence s; its positive part y; an optional o without an element."""
+    optional = helper.make_optional_type_proto(helper.make_tensor_type_proto(F32, [None]))
+    nodes = [
+        helper.make_node("SplitToSequence", ["x"], ["s"], axis=0, keepdims=1),
+        helper.make_node("Relu", ["x"], ["y"]),
+        helper.make_node("Optional", [], ["o"], type=helper.make_tensor_type_proto(F32, [None])),
+    ]
+    outputs = [
+        helper.make_tensor_sequence_value_info("s", F32, None),
+        info("y", [6, 2]),
+        helper.make_value_info("o", optional),
+    ]
+    path = folder / "lists.onnx"
+    made = helper.make_graph(nodes, "g", [info("x", [6, 2])], outputs)
+    path.write_bytes(
+        helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
+    )
+    return path
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sequences_and_optionals_come_under_their_names(tmp_path: Path, device: str) -> None:
+    """A list, an array and None, by position and by name, also from the cache, a clone, an artifact and the text."""
+    x = np.arange(12, dtype=np.float32).reshape(6, 2) - 5
+    path = lists(tmp_path)
+    models = [rlx.load(path, device=device, cache_dir=tmp_path / "cache") for _ in range(2)]
+    models.append(rlx.compile(parse_graph(str(load(path))), device=device))
+    if device == "cpu":
+        models[0].save(tmp_path / "m.rlxart")
+        models += [models[0].clone(), rlx.load(tmp_path / "m.rlxart")]
+        models.append(rlx.load(tmp_path / "m.rlxart", portable_only=True))
+    for model in models:
+        assert [(r.name, r.kind, len(r.outputs)) for r in model.results] == [
+            ("s", "list", 6),
+            ("y", "tensor", 1),
+            ("o", "absent", 0),
+        ]
+        parts, positive, nothing = model.run([x])
+        assert np.array_equal(np.concatenate(parts), x)
+        assert np.array_equal(positive, np.maximum(x, 0))
+        assert nothing is None
+        named = model(x=x)
+        assert list(named) == ["s", "y", "o"]
+        assert (type(named["s"]), named["o"]) == (list, None)
+        assert [type(r) for r in model.run([x], outputs=["o", "y"])] == [type(None), type(positive)]
+        with pytest.raises(NameNotFound, match=r"'s\.0'"):
+            model.run([x], outputs=["s.0"])
+
+
+def test_arrays_to_write_into_are_for_tensors(tmp_path: Path) -> None:
+    """`out=` by name and position; for a list it is refused before the run."""
+    x = np.ones((6, 2), np.float32)
+    model = rlx.load(lists(tmp_path), device="cpu")
+    for out in ({"y": (own := np.zeros_like(x))}, [None, own, None], {1: own}):
+        own[:] = 0
+        assert np.shares_memory(model.run([x], out=out)[1], own)
+        assert (own == 1).all()
+    with pytest.raises(OptionError, match="output 's' is a sequence"):
+        model.run([x], out={"s": own})
+    with pytest.raises(ShapeError, match="expected 3 arrays"):
+        model.run([x], out=[own])
+
+
+def test_results_of_a_text_are_outputs_of_it(tmp_path: Path) -> None:
+    """What there is not, twice, or of a kind that is none, is refused."""
+    text = str(load(lists(tmp_path)))
+    for old, new in (("[y]", "[z]"), ("result y tensor", "result y pair"), ("absent = []", "absent = [y]")):
+        assert old in text
+        with pytest.raises(ModelFormatError, match="can't be a"):
+            parse_graph(text.replace(old, new))

@@ -130,9 +130,10 @@ def _imported(
     scope = Scope(Run(result, bounds, weights, parts), Region(graph), model.opsets)
     _define_leaves(scope, _true_inputs(model), shapes, values)
     result.unused = scope.walk(model.graph.nodes, [o.name for o in model.graph.outputs])
-    for info in model.graph.outputs:
-        if not scope.is_tainted(info.name):
-            _output(scope, info.name)
+    made = [_output(scope, info.name) for info in model.graph.outputs if not scope.is_tainted(info.name)]
+    if any(kind != "tensor" for _, kind, _ in made):
+        for name, kind, outputs in made:
+            graph.result(name, kind, outputs)
     remove_dead(graph)
     return result
 
@@ -233,22 +234,22 @@ def _shape(formal: Formal, rank: int, name: str) -> Shape:
     return tuple(size if isinstance(size, int) else Dim(f"{name}.{d}") for d, size in enumerate(said))
 
 
-def _output(scope: Scope, name: str) -> None:
-    """Makes a tensor an output; a sequence gives one for each item, "name.0", "name.1" and so on."""
+def _output(scope: Scope, name: str) -> tuple[str, str, list[str]]:
+    """Makes a tensor an output, or each item of a sequence, as "name.0" and so on; gives what `Graph.result` takes."""
     items = scope.sequence(name)
     try:
         if items is None:
             scope.graph.output(scope.value(name), name)
-            return
+            return name, "tensor", [name]
         if isinstance(items, StackOf):
-            scope.note(f"output {name!r} is a sequence of a length that the run decides: its items are the rows of it")
             scope.graph.output(scope.region.pull(items.rows), name)
-            return
+            return name, "rows", [name]
         assert isinstance(items, ListOf)
-        scope.note(
-            f"output {name!r} is a sequence: its {len(items.items)} items are the outputs {name}.0, {name}.1 ..."
-        )
-        for i, item in enumerate(items.items):
-            scope.graph.output(scope.item(item), f"{name}.{i}")
+        names = [f"{name}.{i}" for i in range(len(items.items))]
+        for item, own in zip(items.items, names, strict=True):
+            scope.graph.output(scope.item(item), own)
+        return name, "absent" if items.absent else "list", names
     except (DTypeError, OptionError, UnsupportedError) as error:
         scope.run.result.missing.append(MissingNode(name, "Output", str(error)))
+
+        return name, "list", []

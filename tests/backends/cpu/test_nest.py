@@ -8,6 +8,7 @@ import pytest
 import rlx
 from rlx.backends.cpu.loops.nest import emit_nest
 from rlx.backends.cpu.schedule.arguments import THREADS
+from rlx.backends.reference import run_graph
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph
 from rlx.kernels.expr import Load, Reduce
@@ -215,3 +216,32 @@ def test_places_of_extrema_in_rows_of_every_length(n: int, dtype: str) -> None:
         graph.output(graph.add(ArgMax(-1, False, last), given)[0], "most")
         graph.output(graph.add(ArgMin(-1, False, last), given)[0], "least")
         compare(graph, {"x": x})
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8, 15, 16, 17])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])
+def test_rows_shorter_than_a_vector(count: int, dtype: str) -> None:
+    """Vectors across rows give what is defined, and the bits of a compile for any length of rows."""
+    rng = np.random.default_rng(count)
+    x = rng.standard_normal((37, count)).astype(DTYPES[dtype].numpy)
+    x[rng.random(x.shape) < 0.05] = np.inf
+    x[rng.random(x.shape) < 0.05] = np.nan
+    made = []
+    for length in (count, rlx.Dim("n", 1, 100)):
+        g = rlx.Graph("rows")
+        value = g.input("x", (rlx.Dim("rows", 1, 100), length), dtype)
+        results = [rlx.softmax(value), rlx.log_softmax(value), rlx.hardmax(value), rlx.arg_max(value, axis=-1)]
+        results += [
+            rlx.reduce_sum(value, axes=(1,)),
+            rlx.reduce_max(value, axes=(1,)),
+            value - rlx.reduce_min(value, axes=(1,)),
+        ]
+        for number, result in enumerate(results):
+            g.output(result, name=f"y{number}")
+        expected = run_graph(g, {"x": x})
+        with np.errstate(invalid="ignore"):
+            got = rlx.compile(g, device="cpu").run([x])
+        for name, own in zip(expected, got, strict=True):
+            np.testing.assert_allclose(own, expected[name], rtol=2e-3 if dtype == "f16" else 1e-5, atol=1e-6)
+        made.append([own.tobytes() for own in got])
+    assert made[0] == made[1]

@@ -9,6 +9,7 @@ along its own loop instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, vec
@@ -47,7 +48,7 @@ def _lanes_last(emitter: Emitter, expr: Expr, last: Var) -> bool:
     """Whether vectors should run along the last output axis rather than along the reductions inside."""
     good = bad = 0
     for x in walk(expr):
-        if not isinstance(x, Reduce) or last not in emitter.depends(x) or is_short(x):
+        if not isinstance(x, Reduce) or last not in emitter.depends(x) or is_short(x, emitter.lanes):
             continue
         for load in walk(x.body):
             if isinstance(load, Load):
@@ -99,7 +100,9 @@ def _sharing(expr: Expr, emitter: Emitter, names: Sequence[Var], is_short_row: b
     which it is sampled.
     """
     *outer, last = names
-    inside = [x for x in walk(expr) if isinstance(x, Reduce) and last in emitter.depends(x) and not is_short(x)]
+    inside = [
+        x for x in walk(expr) if isinstance(x, Reduce) and last in emitter.depends(x) and not is_short(x, emitter.lanes)
+    ]
     found = [v for v in outer if not any(v in emitter.depends(x) for x in inside)]
     if inside:
         return found[-1] if found else None
@@ -111,15 +114,26 @@ def _sharing(expr: Expr, emitter: Emitter, names: Sequence[Var], is_short_row: b
     return most if most is not None and shared[most] >= max(SHARED, whole / 2) else None
 
 
-def _interleaved(expr: Expr, target: Expr, names: Sequence[Var], sizes: Sequence[Size]) -> Var | None:
+def _interleaved(emitter: Emitter, expr: Expr, target: Expr, names: Sequence[Var], sizes: Sequence[Size]) -> Var | None:
     """The axis whose elements lie as many apart as the last axis, of few elements, has.
 
-    As of an image whose pixels come from several planes.
+    As of an image whose pixels come from several planes, or of rows that are shorter than a vector and reduced.
     """
     count, form = sizes[-1], affine(target)
-    if count not in (2, 4, 8) or form.coefs.get(names[-1]) != 1 or any(isinstance(x, Reduce) for x in walk(expr)):
+    reduces = [x for x in walk(expr) if isinstance(x, Reduce)]
+    if form.coefs.get(names[-1]) != 1 or not isinstance(count, int):
+        return None
+    if not reduces and count not in (2, 4, 8):
+        return None
+    if reduces and not (1 < count < emitter.lanes and all(_is_of_row(emitter, x, names[-1]) for x in reduces)):
         return None
     return next((name for name in names[:-1] if form.coefs.get(name) == count), None)
+
+
+def _is_of_row(emitter: Emitter, x: Reduce, last: Var) -> bool:
+    """Whether a row shares it and it is written out, in the order of what fills no vector."""
+    sizes = [s for s in x.extents if isinstance(s, int)]
+    return last not in emitter.depends(x) and len(sizes) == len(x.extents) and 0 < prod(sizes) < emitter.lanes
 
 
 def _apart(expr: Expr, emitter: Emitter, axis: Var, last: Var) -> set[Expr]:
@@ -163,7 +177,7 @@ class _Nest:
         over = any(load.source.base is store.buffer.base for load in loads(expr))
         # whether elements may be computed twice
         self.again = not over and not Kernel("", (store,)).in_place_operands()
-        along = _interleaved(expr, target, names, sizes) if by_lanes and self.again else None
+        along = _interleaved(emitter, expr, target, names, sizes) if by_lanes and self.again else None
         self.parts: tuple[Var, int] | None = None
         if along is not None:  # vectors run along that axis, and those of the last one are put between each other
             at, count = names.index(along), sizes[-1]
@@ -285,9 +299,10 @@ class _Nest:
     def put_parts(self, scope: Scope, value: Expr, var: Var, count: int) -> None:
         """Stores elements of all parts, those of the first place of each before those of the second."""
         f, dtype, w = self.f, self.store.buffer.dtype, scope.width
+        self.emitter.hoist(value, frozenset((var,)), scope)
         places = [scope.inner({var: str(j)}) for j in range(count)]
         parts = [convert.to_memory(f, self.emitter.lanes_of(value, at), dtype, w) for at in places]
-        if w == 1:
+        if w == 1 or count not in (2, 4, 8):
             for at, text in zip(places, parts, strict=True):
                 self.emitter.store(self.destination, text, at)
             return

@@ -319,6 +319,6 @@ def _further(f: Function, e: Reduce, a: tuple[str, str], b: tuple[str, str], w: 
     return f.select(take, b[0], a[0], ty), f.select(take, b[1], a[1], ity)
 
 
-def is_short(x: Reduce) -> bool:
-    """Whether vectors along the reduction would be mostly tail, as in the window of a pool."""
-    return not x.extents or (isinstance(x.extents[-1], int) and x.extents[-1] < SHORT)
+def is_short(x: Reduce, lanes: int) -> bool:
+    """Whether a vector along the reduction would not be full, as in the window of a pool."""
+    return not x.extents or (isinstance(x.extents[-1], int) and x.extents[-1] < max(SHORT, lanes))

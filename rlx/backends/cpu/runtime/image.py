@@ -22,7 +22,7 @@ from rlx.backends.cpu.runtime.executable import CpuExecutable
 from rlx.backends.cpu.runtime.schema import SCHEMA
 from rlx.backends.cpu.runtime.shared import Shared
 from rlx.boundary import is_out_of_memory
-from rlx.errors import ModelFormatError
+from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.dtype import dtype_of
 from rlx.ir.encoding import encoding_named
 from rlx.ir.graph import Array, Graph, Node, TensorType, Value
@@ -183,7 +183,13 @@ Leaves = Sequence[tuple[str, TensorType]]
 
 
 def _graph(
-    name: str, inputs: Leaves, params: Leaves, states: Leaves, outputs: Leaves, guards: Sequence[Guard]
+    name: str,
+    inputs: Leaves,
+    params: Leaves,
+    states: Leaves,
+    outputs: Leaves,
+    guards: Sequence[Guard],
+    results: Sequence[tuple[str, str, tuple[str, ...]]],
 ) -> Graph:
     """A graph of leaves and outputs only."""
     graph = Graph(name)
@@ -196,4 +202,9 @@ def _graph(
     for output, type in outputs:
         graph.output(Value(graph, type, "node", output), output)
     graph.guards.extend(guards)
+    for result in results:
+        try:
+            graph.result(*result)
+        except OptionError as error:
+            raise ModelFormatError(str(error)) from None
     return graph

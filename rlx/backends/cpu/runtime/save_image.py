@@ -124,4 +124,5 @@ def _leaves(graph: Graph) -> tuple[Any, ...]:
         return tuple((v.name, v.type) for v in values)
 
     outputs = tuple((o.name, o.value.type) for o in graph.outputs)
-    return graph.name, listed(graph.inputs), listed(graph.params), listed(graph.states), outputs, graph.guards
+    results = tuple((r.name, r.kind, r.outputs) for r in graph.results)
+    return graph.name, listed(graph.inputs), listed(graph.params), listed(graph.states), outputs, graph.guards, results

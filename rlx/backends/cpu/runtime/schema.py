@@ -38,7 +38,7 @@ rlx.ir.value
     Array number:int
 rlx.ir.graph
     Graph name:str inputs:((str,TensorType)) params:((str,TensorType)) states:((str,TensorType))
-        outputs:((str,TensorType)) guards:[Guard]
+        outputs:((str,TensorType)) guards:[Guard] results:((str,str,(str)))
     Node op:str attributes:{str:Attribute} provenance:(str)
 rlx.kernels.program
     Buffer name:str kind:str shape:Shape dtype:DType encoding:Encoding|none data:Array|none root:Buffer|none
