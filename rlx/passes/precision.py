@@ -47,7 +47,7 @@ def _rounding(site: Site, statics: Statics) -> Value | None:
 
 
 def _is_narrow(weight: Value) -> bool:
-    """Whether all params and constants of its size that a static value is computed from are of 8 bits or fewer."""
+    """Whether the params and constants of its size, or half of it, that it is computed from are of 8 bits or fewer."""
     size, found = numel(weight.shape), False
     seen: set[Value] = set()
     open_ = [weight]
@@ -58,7 +58,7 @@ def _is_narrow(weight: Value) -> bool:
         seen.add(value)
         if value.node is not None:
             open_.extend(value.node.inputs)
-        elif numel(value.shape) == size:
+        elif numel(value.shape) == size or numel(value.shape) * 2 == size:  # two numbers of 4 bits in a byte
             narrow = value.type.encoding is not None or (value.dtype.is_integer and value.dtype.bits <= 8)
             if not narrow:
                 return False

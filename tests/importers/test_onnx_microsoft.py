@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from targets import pretend
 
 import rlx
 from rlx.backends.reference import run_graph
@@ -439,3 +440,20 @@ def test_sequences_of_a_quantised_lstm_end_as_in_onnxruntime(lengths: tuple[int,
     want = by_onnxruntime(content, feed)
     for got in (rlx.compile(graph, device="cpu", threads=2).run(feed), list(run_graph(graph, feed).values())):
         assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.needs("avx2")
+@pytest.mark.parametrize("zeroed", [False, True])
+@pytest.mark.parametrize("precision", ["f32", "q8"])
+def test_weights_of_four_bits_stay_so(precision: str, zeroed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels take 21 bytes for 32 numbers, with scale and zero point; results are those of the decoded weights."""
+    pretend(monkeypatch, tiles=False, float_tiles=False)
+    n, k = 48, 96
+    source, feed = bits4(n, k, 32, u8(n * 2) if zeroed else None).model()
+    graph = load(source)
+    model = rlx.compile(graph, device="cpu", precision=precision, cache=False)
+    assert f"matmul.{'q8' if precision == 'q8' else 'panels'}+u4_zero_scaled" in model.explain("kernels")
+    zeros = n * 3 * (1 + zeroed)  # unpacked, of the file; and the constant of those without
+    assert n * k * 21 // 32 <= model.needs.prepared <= n * k * 21 // 32 + zeros
+    want = rlx.compile(graph, device="reference", precision=precision).run(feed)
+    np.testing.assert_allclose(model.run(feed)[0], want[0], rtol=1e-4, atol=1e-4)

@@ -21,7 +21,7 @@ from rlx.ops.conv import Conv
 from rlx.ops.elementwise import Add, Clip, Less, Mul, Reciprocal, Sigmoid, Sqrt, Sub, Tanh, Where
 from rlx.ops.encoded import Dequantize
 from rlx.ops.index import Gather
-from rlx.ops.layout import Concat, Expand, Full, Iota, Slice, Split, Unsqueeze
+from rlx.ops.layout import Concat, Expand, Full, Iota, Slice, Split
 from rlx.ops.normalize import LayerNorm, RmsNorm, Softmax
 from rlx.ops.pool import AveragePool, GlobalAveragePool
 from rlx.ops.quant import DynamicQuantizeLinear, MatMulInteger, Quantize
@@ -255,17 +255,17 @@ def _matmul_nbits(ctx: NodeContext) -> Mapped:
     x, scales = ctx.value(0), ctx.value(2)
     blocks = ceildiv(k, block)
     assert isinstance(blocks, int)
-    packed = ctx.reshape(ctx.value(1), n, blocks, block * bits // 8)
+    packed = ctx.reshape(ctx.value(1), n, blocks * (block * bits // 8))
     quants = _unpacked(ctx, packed) if bits == 4 else packed
     scales = ctx.reshape(scales, n * blocks)
     zeros = _zeros(ctx, n, blocks, bits)
     if zeros.dtype.is_float:
-        part = ctx.add(Sub(), ctx.cast(quants, F32), ctx.reshape(ctx.cast(zeros, F32), n, blocks, 1))
+        part = ctx.reshape(ctx.cast(quants, F32), n, blocks, block)
+        part = ctx.add(Sub(), part, ctx.reshape(ctx.cast(zeros, F32), n, blocks, 1))
         w = ctx.add(Mul(), part, ctx.reshape(ctx.cast(scales, F32), n, blocks, 1))
+        w = ctx.reshape(w, n, blocks * block)
     else:
-        flat = ctx.reshape(quants, n * blocks, block)
-        w = ctx.add(Dequantize(0, 0, F32), flat, scales, ctx.reshape(zeros, n * blocks))
-    w = ctx.reshape(w, n, blocks * block)
+        w = ctx.add(Dequantize(1, block, F32), quants, ctx.reshape(scales, n, blocks), ctx.reshape(zeros, n, blocks))
     if blocks * block != k:
         w = ctx.add(Slice((0, 0), (n, k), (1, 1)), w)
     y = ctx.add(MatMul(), x, ctx.cast(ctx.transpose(w, 1, 0), x.dtype))
@@ -273,11 +273,11 @@ def _matmul_nbits(ctx: NodeContext) -> Mapped:
 
 
 def _unpacked(ctx: NodeContext, packed: Value) -> Value:
-    """[.., n] bytes as [.., 2 n] 4-bit numbers, the low half first."""
-    low = ctx.add(BitwiseAnd(), packed, ctx.constant(15, U8))
-    high = ctx.add(BitShift(True), packed, ctx.constant(4, U8))
-    pairs = ctx.add(Concat(packed.rank), *(ctx.add(Unsqueeze((packed.rank,)), half) for half in (low, high)))
-    return ctx.reshape(pairs, *packed.shape[:-1], packed.shape[-1] * 2)
+    """[.., n] bytes as [.., 2 n] 4-bit numbers, the low half first: an expression of the bytes that products read."""
+    number = np.arange(int(packed.shape[-1]) * 2)
+    byte = ctx.add(Gather(packed.rank - 1), packed, ctx.constant(number // 2, DTYPES["i64"]))
+    halves = ctx.add(BitShift(True), byte, ctx.constant((number % 2 * 4).astype(np.uint8), U8))
+    return ctx.add(BitwiseAnd(), halves, ctx.constant(15, U8))
 
 
 def _zeros(ctx: NodeContext, n: int, blocks: int, bits: int) -> Value:

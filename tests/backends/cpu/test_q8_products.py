@@ -11,6 +11,7 @@ from targets import machine, pretend
 import rlx
 from rlx.backends.cpu.gemm.panels.q8_codes import CODES
 from rlx.ir.casting import quantised, rounded_q8
+from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import encoding_named
 from rlx.ir.encodings import ENCODINGS
 from rlx.ir.graph import Array
@@ -59,11 +60,15 @@ def compiled(encoding: str, n: int, k: int, rows: Size, stored: Array, **options
     return model
 
 
-def assert_close(y: Array, x: Array, w: Array, n: int) -> None:
-    """Close to the products of the rounded activations in f64, within what sums in f32 are off."""
-    rounded = rounded_q8(x).astype(np.float64)
+def assert_close(y: Array, x: Array, w: Array, n: int, precision: str = "q8") -> None:
+    """Close to the products of the rounded activations (of "f32": of these) in f64, within what sums in f32 are off."""
+    rounded = (rounded_q8(x) if precision == "q8" else x).astype(np.float64)
     exact = rounded @ w.T.astype(np.float64) + np.linspace(-1, 1, n)
-    allowed = (x.shape[1] / 8 + 10) * 2.0**-24 * (np.abs(rounded) @ np.abs(w.T.astype(np.float64)) + 1)
+    allowed = (
+        (x.shape[1] / (8 if precision == "q8" else 1) + 10)
+        * 2.0**-24
+        * (np.abs(rounded) @ np.abs(w.T.astype(np.float64)) + 1)
+    )
     assert (np.abs(y - exact) <= allowed).all()
 
 
@@ -129,30 +134,42 @@ def test_bytes_with_a_scale_by_column(
             assert_close(model.run({"x": x})[0], x, decoded.T, n)
 
 
+@pytest.mark.parametrize("precision", ["q8", "f32"])
 @pytest.mark.parametrize("zeroed", [False, True])
-@pytest.mark.parametrize("dtype", ["i8", "u8"])
-def test_bytes_with_scales_by_blocks(dtype: str, zeroed: bool) -> None:
-    """Scales (and zero points) of 32 or 64 steps of k are multiplied beside; of other steps loops round activations."""
+@pytest.mark.parametrize("dtype", ["i8", "u8", "u4"])
+@pytest.mark.parametrize("vector_bytes, dots", MACHINES)
+def test_bytes_with_scales_by_blocks(
+    vector_bytes: int, dots: bool, dtype: str, zeroed: bool, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scales (and zero points) of 32 or 64 steps of k are multiplied beside; of other steps loops round activations.
+
+    In f32 weights are decoded as products need them; a row has its bits with any rows.
+    """
+    on(monkeypatch, vector_bytes, dots)
     rng = np.random.default_rng(0)
-    array = np.int8 if dtype == "i8" else np.uint8
-    for n, k, block in ((40, 64, 32), (33, 192, 64), (16, 96, 48)):
-        q = rng.integers(0, 256, (k, n)).astype(np.uint8).view(array)
+    array = np.int8 if dtype == "i8" else DTYPES[dtype].numpy
+    for n, k, block in ((40, 64, 32), (33, 192, 64), (16, 96, 48), (70, 160, 32)):
+        q = rng.integers(0, 256, (k, n)).astype(np.uint8)
+        q = q.view(array) if dtype != "u4" else (q & 15).astype(array)
         scale = (rng.random((k // block, n)) + 0.01).astype(np.float32)
-        shift = rng.integers(3, 120, (k // block, n)).astype(array)
+        shift = rng.integers(3, 15 if dtype == "u4" else 120, (k // block, n)).astype(array)
         g = rlx.Graph("bytes")
         leaves = [g.param("w", (k, n), dtype=dtype, data=q), g.param("s", scale.shape, data=scale)]
         if zeroed:
             leaves.append(g.param("z", shift.shape, dtype=dtype, data=shift))
         w = g.add(Dequantize(0, block), *leaves)[0]
         g.output(g.input("x", (rlx.Dim("m", 1, 64), k)) @ w + np.linspace(-1, 1, n, dtype=np.float32), "y")
-        model = rlx.compile(g, device="cpu", precision="q8", cache=False)
-        name = f"matmul.q8+{dtype}{'_zero' if zeroed else ''}_scaled "
+        model = rlx.compile(g, device="cpu", precision=precision, cache=False)
+        way = "q8" if precision == "q8" else "panels"
+        name = f"matmul.{way}+{dtype}{'_zero' if zeroed else ''}_scaled "
         assert (name in model.explain("kernels")) == (block % 32 == 0)
         less = np.repeat(shift, block, axis=0).astype(np.float32) if zeroed else np.float32(0)
         decoded = (q.astype(np.float32) - less) * np.repeat(scale, block, axis=0)
-        for m in (1, 7, 20):
-            x = activations(m, k)
-            assert_close(model.run({"x": x})[0], x, decoded.T, n)
+        x = activations(20, k)
+        (want,) = model.run({"x": x})
+        assert_close(want, x, decoded.T, n, precision)
+        for m in (1, 2, 4, 7):
+            assert np.array_equal(model.run({"x": x[:m]})[0], want[:m])
 
 
 def test_machines_agree_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:

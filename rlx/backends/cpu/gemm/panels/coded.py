@@ -12,21 +12,27 @@ from collections.abc import Callable, Mapping
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.accumulators import Accumulators, Matrix
 from rlx.backends.cpu.gemm.panels import block_formats
-from rlx.backends.cpu.gemm.panels.blocks import ENCODED, EncodedBlocks, multiplied_in_memory
-from rlx.backends.cpu.gemm.panels.q8 import Q8Blocks
-from rlx.backends.cpu.gemm.panels.q8_codes import CODES, COLUMNS, Q8Code, Reader, fetched_lines
+from rlx.backends.cpu.gemm.panels.blocks import ENCODED, EncodedBlocks, has_code, multiplied_in_memory
+from rlx.backends.cpu.gemm.panels.format import PanelFormat
+from rlx.backends.cpu.gemm.panels.operands import accumulates_in
+from rlx.backends.cpu.gemm.panels.q8 import Q8Blocks, Q8Bytes
+from rlx.backends.cpu.gemm.panels.q8_codes import BYTES, CODES, COLUMNS, Q8Code, Reader, fetched_lines
 from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.llvm.builder import Function, Module, Operand, vec, void
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.schedule.matmul import PRODUCT_BLOCK, MatmulSchedule
+from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target
+from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import Encoding
 from rlx.kernels.expr import Expr
 from rlx.kernels.lowering import Contract
 from rlx.kernels.program import Kernel
 from rlx.records import replace
 
-__all__ = ["IN_BLOCKS"]
+__all__ = ["IN_BLOCKS", "SCALED"]
+
+F32 = DTYPES["f32"]
 
 AHEAD = 6000  # bytes: how far ahead is prefetched, of all panels that are read at a time
 
@@ -38,15 +44,15 @@ def _shapes(target: Target) -> Mapping[int, int]:
     return {1: 4, 2: 2, 3: 2, 4: 2} if target.vector_bytes == 64 else {1: 2, 2: 1}
 
 
-class CodedBlocks(EncodedBlocks):
-    """B stays in encoded blocks along k, ordered as for products of whole numbers: decoded in registers or to L1."""
+class _Coded(PanelFormat):
+    """Base of formats whose panels are those of a code of whole numbers."""
 
-    def __init__(self, encoding: Encoding, code: Q8Code) -> None:
-        super().__init__(encoding)
-        self.whole = code
+    stored = "i8"
+    by_tiles = False
+    whole: Q8Code
 
-    def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
-        return Q8Blocks(self.whole).packed(kernel, anchor)
+    def normal(self, kernel: Kernel) -> Kernel:
+        return kernel
 
     def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
         return replace(product, few=max(_shapes(target)))
@@ -77,6 +83,38 @@ class CodedBlocks(EncodedBlocks):
         return Routine(f.name, Module([f]).text())
 
 
+class CodedBlocks(_Coded, EncodedBlocks):
+    """B stays in encoded blocks along k, ordered as for products of whole numbers: decoded in registers or to L1."""
+
+    def __init__(self, encoding: Encoding, code: Q8Code) -> None:
+        super().__init__(encoding)
+        self.whole = code
+
+    def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
+        return Q8Blocks(self.whole).packed(kernel, anchor)
+
+
+class CodedBytes(_Coded):
+    """B stays in bytes, or two numbers to a byte, with scales by blocks of k: decoded in registers or to L1."""
+
+    def __init__(self, code: Q8Code) -> None:
+        self.whole, self.name = code, code.name
+
+    def refuses(self, kernel: Kernel, anchor: Contract, setting: Setting) -> str | None:
+        if accumulates_in(anchor) is not F32:
+            return "its sums are not f32"
+        if setting.target.multiplies_by_tiles("f32"):
+            return "tile registers multiply panels of f32"
+        if not isinstance(anchor.k, int) or anchor.k % self.whole.block:
+            return f"its sums are not over whole blocks of {self.whole.block}"
+        if Q8Bytes(self.whole).stored_bytes(kernel, anchor) is None:
+            return f"its second operand is not {self.whole.what}"
+        return None if has_code(setting.target) else "the machine has no code for it"
+
+    def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
+        return Q8Bytes(self.whole).packed(kernel, anchor)
+
+
 # ---- weights
 
 
@@ -85,11 +123,13 @@ def _weights(f: Function, tile: Tile, readers: list[Reader], emit: Emit, fetched
     code, v = readers[0].code, vec("float", tile.lanes)
     scales: list[str | None] = []
     minima: list[str] = []
+    zeros: list[str | int] = [code.zero] * len(readers)
     for number in range(code.turn // 4):
         if 4 * number % code.group == 0:
             group = 4 * number // code.group
             scales = [code.scale(r, group) for r in readers]
             minima = [code.minimum(r, group) for r in readers] if code.minima else []
+            zeros = [code.zeros(r) for r in readers] if code.zeroed else zeros
         for p, line in fetched[number] if fetched else ():
             f.prefetch(f.offset(p, line))
         fours = [code.four(r, number) for r in readers]
@@ -98,7 +138,7 @@ def _weights(f: Function, tile: Tile, readers: list[Reader], emit: Emit, fetched
             for i, x in enumerate(fours):
                 u = f.lshr(x, 8 * j) if j else x
                 u = f.and_(u, 255) if j < 3 else u
-                w = f.cast("sitofp", f.sub(u, code.zero) if code.zero else u, "float")
+                w = f.cast("sitofp", f.sub(u, zeros[i]) if zeros[i] else u, "float")
                 scale = scales[i]
                 w = f.mul(w, scale, v) if scale is not None else w
                 made.append(f.binary("fsub", w, minima[i], v) if minima else w)
@@ -258,4 +298,5 @@ def _in_blocks(format: EncodedBlocks) -> EncodedBlocks:
     return format if code is None or format.name in block_formats.CODES else CodedBlocks(format.encoding, code)
 
 
+SCALED = tuple(CodedBytes(code) for code in BYTES.values() if code.name.endswith("_scaled"))
 IN_BLOCKS = tuple(_in_blocks(format) for format in ENCODED)

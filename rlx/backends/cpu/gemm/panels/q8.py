@@ -63,7 +63,7 @@ from rlx.kernels.prepared import is_fixed
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["Q8_FORMATS", "Q8Blocks"]
+__all__ = ["Q8_FORMATS", "Q8Blocks", "Q8Bytes"]
 
 F32, U8 = DTYPES["f32"], DTYPES["u8"]
 AHEAD = 6000  # bytes: how far ahead is prefetched, of all panels that are read at a time
@@ -394,7 +394,8 @@ class Q8Bytes(Q8Format):
             return None
         data, zero = read
         parts = {ZERO_POINT: zero, SCALE: scale}
-        name = f"{data.dtype}{'_zero' if zero is not None else ''}{'_scaled' if scale is not None else ''}"
+        kind = "u4" if _is_nibble(data) else data.dtype
+        name = f"{kind}{'_zero' if zero is not None else ''}{'_scaled' if scale is not None else ''}"
         if name != code.name or not all(_is_of_blocks(x) for x in parts.values() if x is not None):
             return None
 
@@ -411,6 +412,16 @@ class Q8Bytes(Q8Format):
             return Apply("bitcast", (made,), U8) if made.dtype.name == "i8" else made
 
         return byte
+
+
+def _is_nibble(data: Expr) -> bool:
+    """Whether it is below 16 by how it is made: of one of two numbers in a byte."""
+    match data:
+        case Apply(fn="and", args=(_, Const(value=15))):
+            return True
+        case Select(a=a, b=Apply(fn="shr", args=(x, Const(value=4)))):
+            return x.dtype is U8 and _is_nibble(a)
+    return False
 
 
 def _scaled_by_blocks(b: Expr) -> tuple[Expr, Expr | None]:

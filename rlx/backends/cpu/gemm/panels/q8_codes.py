@@ -493,7 +493,7 @@ class _Tq2_0(_OfTwos):
 class _Bytes(Q8Code):
     """Bytes with or without a sign, less a zero point of the column and times a scale of the block where they have one.
 
-    A scale by column comes after the sums and is none of the block.
+    A scale by column comes after the sums and is none of the block. "u4": bytes below 16, two to a byte of the panel.
     """
 
     def __init__(self, dtype: str, zeroed: bool, scaled: bool) -> None:
@@ -510,10 +510,15 @@ class _Bytes(Q8Code):
             made: Expr = k.cast(k.call("shr", bits, k.cast(j * 8, "u32")) & 255, "u8")
             return made
 
+        def two(k: Any, byte: Bytes, r: Any, j: Any) -> Expr:
+            made: Expr = byte(r * 4 + j) | k.call("shl", byte(r * 4 + j + 16), 4)
+            return made
+
+        self.most = 15 if dtype == "u4" else 255  # type: ignore[misc]
         self.body = (  # type: ignore[misc]
             *((Field("s", 1, 4, made=scale),) if scaled else ()),
             *((Field("z", 1, 1, made=point),) if zeroed else ()),
-            Field("q", 8, 4, made=_signed(0) if signed else None),
+            Field("q", 4, 4, made=two) if dtype == "u4" else Field("q", 8, 4, made=_signed(0) if signed else None),
         )
         super().__init__()
 
@@ -526,7 +531,9 @@ class _Bytes(Q8Code):
         return f"{self.dtype}{less}{times}"
 
     def four(self, r: Reader, number: int) -> str:
-        return r.fours("q", number)
+        if self.dtype != "u4":
+            return r.fours("q", number)
+        return r.f.and_(r.shifted(r.fours("q", number % 4), number // 4 * 4), NIBBLES)
 
     def scale(self, r: Reader, group: int) -> str | None:
         return r.f.load(vec("float", r.lanes), r.place("s")) if self.scaled else None
@@ -536,7 +543,8 @@ class _Bytes(Q8Code):
 
 
 BYTES: dict[str, Q8Code] = {
-    made.name: made for made in (_Bytes(d, z, s) for d in ("i8", "u8") for z in (False, True) for s in (False, True))
+    made.name: made
+    for made in (_Bytes(d, z, s) for d in ("i8", "u8", "u4") for z in (False, True) for s in (False, True))
 }
 CODES: dict[str, Q8Code] = {
     made.name: made()

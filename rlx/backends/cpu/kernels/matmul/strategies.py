@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlx.backends.cpu.gemm.panels.bytes import BYTES
-from rlx.backends.cpu.gemm.panels.coded import IN_BLOCKS
+from rlx.backends.cpu.gemm.panels.coded import IN_BLOCKS, SCALED
 from rlx.backends.cpu.gemm.panels.f28 import F28_PANELS
 from rlx.backends.cpu.gemm.panels.narrow import NARROW
 from rlx.backends.cpu.gemm.panels.operands import DEPTH
@@ -37,6 +37,7 @@ MATMUL: tuple[CpuStrategy, ...] = (
     Thin("matmul.thin", PANELS),
     Product("matmul.i16_pairs", PAIRS),
     *(Product(f"matmul.panels+{format.name}", format) for format in IN_BLOCKS),
+    *(Product(f"matmul.panels+{format.name}", format) for format in SCALED),
     *(Product(f"matmul.panels+{format.name}", format) for format in NARROW),
     Product("matmul.panels+bytes", BYTES),
     Product("matmul.panels+f28", F28_PANELS),
