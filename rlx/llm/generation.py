@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from rlx.errors import BusyError
+from rlx.errors import BusyError, ModelFormatError
+from rlx.llm.awaited import awaited
 from rlx.llm.choosing import Chooser
 from rlx.llm.stats import Stats
 from rlx.llm.stepping import step
@@ -65,6 +66,10 @@ class Generation(Iterator[str]):
             if piece:
                 return piece
         raise StopIteration
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        """The pieces for `async for`, each computed in a thread; giving up cancels it."""
+        return awaited(self, self.cancel)
 
     def _next(self) -> str:
         if self.finish_reason is not None:  # another thread may have ended it
@@ -130,6 +135,18 @@ class Generation(Iterator[str]):
         piece = self._piece(token)
         self._said.append(piece)
         return piece
+
+    def replay(self, ids: Sequence[int], reason: str | None) -> None:
+        """Tokens that were chosen before are its own, and why it ended. Raises `ModelFormatError`."""
+        for token in ids:
+            if self.finish_reason is not None:
+                raise ModelFormatError("restore: tokens follow the end of the text")
+            self.choose.accept(token)
+            self.ids.append(token)
+            self._said.append(self._piece(token))
+        if self.finish_reason is None and reason == "cancelled":
+            self.finish_reason = reason
+        self.stats = replace(self.stats, generated_tokens=len(ids))
 
     def _piece(self, token: int) -> str:
         if token in self.limits.ends:

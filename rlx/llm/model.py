@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from rlx.llm.generation import Generation, Limits
 from rlx.llm.options import GenerationKeywords, options_of
 from rlx.llm.scoring import Score, logprobs_of, perplexity_of
 from rlx.llm.slots import Slots
+from rlx.llm.snapshot import restored, snapshot_of
 from rlx.llm.stats import Stats
 from rlx.llm.together import Together
 from rlx.models.decoder import sampler_of
@@ -28,7 +30,7 @@ from rlx.runtime.compiled import CompiledGraph
 
 if TYPE_CHECKING:
     from rlx.models.chat.prompt import Answer, Prompt
-    from rlx.models.constraint import Constraints
+    from rlx.models.constraint import Constraint, Constraints
     from rlx.models.tokenizer import Tokenizer
 
 __all__ = ["LanguageModel"]
@@ -150,6 +152,41 @@ class LanguageModel:
         every = [self._ids(prompt) for prompt in prompts]
         made = [self._generation(ids, max_tokens, {**options, "seed": own}) for ids in every for own in seeds]
         return Together(self, made)
+
+    async def agenerate(
+        self, prompt: str | Sequence[int], max_tokens: int | None = None, **options: Unpack[GenerationKeywords]
+    ) -> Generation:
+        """As `generate`, for `async for piece in await llm.agenerate(...)`: a thread of the event loop's computes.
+
+        A task that is cancelled ends the text.
+        """
+        return await asyncio.to_thread(self.generate, prompt, max_tokens, **options)
+
+    async def achat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_tokens: int | None = None,
+        **options: Unpack[GenerationKeywords],
+    ) -> Generation:
+        """As `chat`, for `async for`; see `agenerate`."""
+        return await asyncio.to_thread(self.chat, messages, max_tokens, **options)
+
+    def snapshot(self, generation: Generation) -> bytes:
+        """A text as far as it is written, with its part of the cache; `restore` goes on with it, to the bit.
+
+        Raises `OptionError` for one that has not begun, `BusyError` where another one has its slot.
+        """
+        with self.alone():
+            return snapshot_of(self, generation)
+
+    def restore(self, data: bytes, *, constraint: Constraint | None = None) -> Generation:
+        """The generation of a snapshot, also of another process; its `text` so far is there.
+
+        The model must be the same, and `kv_dtype`; `context` need not. `constraint` is given anew where it had one.
+        Raises `ModelFormatError` for bytes that are damaged, and `OptionError`.
+        """
+        with self.alone():
+            return restored(self, data, constraint)
 
     def _generation(self, ids: list[int], max_tokens: int | None, options: Mapping[str, Any]) -> Generation:
         chosen = options_of(options)

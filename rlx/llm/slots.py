@@ -12,6 +12,7 @@ from rlx.ir.graph import Array
 from rlx.ir.shape import upper
 from rlx.models.sampling import Row, Sampler
 from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.states import State
 
 __all__ = ["Slots", "shared"]
 
@@ -50,6 +51,11 @@ class Slots:
         found = self._owners[slot]
         owner = None if found is None else found()
         return None if owner is None or owner.finish_reason is not None else owner
+
+    def held_by(self, slot: int) -> Any:
+        """Whose text a slot holds, also where it has ended; None where nobody has it any more."""
+        found = self._owners[slot]
+        return None if found is None else found()
 
     def seat(self, owner: Any, prompt: Sequence[int], kept: Collection[int] = ()) -> tuple[int, int]:
         """Gives a sequence one of the slots that are not `kept`, and how many tokens of its prompt are there already.
@@ -94,12 +100,30 @@ class Slots:
 
     def _copy(self, source: int, target: int, length: int) -> None:
         """Copies the first positions of a slot to another."""
-        for name, state in self.model.states.items():
-            if name != "length":
-                state.write_rows(
-                    (target, slice(None), slice(length)), state.read_rows((source, slice(None), slice(length)))
-                )
-        self.filled[target] = self.filled[source][:length]
+        self.put_rows(target, self.filled[source][:length], self.rows_of(source, length))
+
+    def rows_of(self, slot: int, length: int | None = None) -> dict[str, Array]:
+        """What the states hold of the first positions of a slot, by name."""
+        index = (slot, slice(None), slice(len(self.filled[slot]) if length is None else length))
+        return {name: state.read_rows(index) for name, state in self._caches().items()}
+
+    def row_types(self, length: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and type of what `rows_of` gives for so many positions."""
+        found = {name: state.stored for name, state in self._caches().items()}
+        return {name: ((shape[1], length, shape[3]), dtype) for name, (shape, dtype) in found.items()}
+
+    def put_rows(self, slot: int, tokens: Sequence[int], rows: Mapping[str, Array]) -> None:
+        """Fills the beginning of a slot with what `rows_of` gave."""
+        self.cut(slot, 0)
+        for name, state in self._caches().items():
+            state.write_rows((slot, slice(None), slice(len(tokens))), rows[name])
+        lengths = [len(own) for own in self.filled]
+        lengths[slot] = len(tokens)
+        self._write_lengths(lengths)
+        self.filled[slot] = list(tokens)
+
+    def _caches(self) -> dict[str, State]:
+        return {name: state for name, state in self.model.states.items() if name != "length"}
 
     # ---- runs
 

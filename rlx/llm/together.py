@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from rlx.llm.awaited import awaited
 from rlx.llm.generation import Generation
 from rlx.llm.slots import FORK, shared
 from rlx.llm.stepping import step
@@ -41,6 +42,10 @@ class Together(Iterator[tuple[int, str]]):
                     if piece:
                         self._ready.append((self._numbers[id(made)], piece))
         return self._ready.popleft()
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, str]]:
+        """The pieces for `async for`, computed in a thread; giving up cancels all texts."""
+        return awaited(self, self.cancel)
 
     def texts(self) -> list[str]:
         """Writes all of them to their ends."""

@@ -65,7 +65,7 @@ class State:
 
         Of an encoded state that part is bytes (u8). The last axis must then be of whole blocks, else `ShapeError`.
         """
-        shape, dtype = self._stored()
+        shape, dtype = self.stored
         found: list[Array] = []
 
         def copy(held: Array) -> None:
@@ -77,7 +77,7 @@ class State:
 
     def write_rows(self, index: tuple[int | slice, ...], array: Array) -> None:
         """Sets a part of what is stored, to an array as `read_rows` gives. Raises `DTypeError` or `ShapeError`."""
-        shape, dtype = self._stored()
+        shape, dtype = self.stored
         part = np.broadcast_to(np.empty((), dtype), shape)[index]
         if array.dtype != dtype:
             raise DTypeError(f"state {self.spec.name!r} is stored as {dtype}, got {array.dtype}")
@@ -92,8 +92,9 @@ class State:
             put(whole)
             self.write(whole)
 
-    def _stored(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """The shape and type of what is stored, with the bytes of a row of blocks on the last axis."""
+    @property
+    def stored(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and type of what is stored: of blocks the last axis has the bytes of a row. Raises `ShapeError`."""
         spec, sizes = self.spec, _sizes(self.spec)
         if spec.encoding is None:
             return tuple(sizes), np.dtype(spec.dtype.numpy)
