@@ -323,6 +323,10 @@ class Executable(ABC, Generic[A]):
         """Sets a state; None: to its initial value."""
         raise self.keeps_none()
 
+    def in_state(self, name: str, does: Callable[[Array], None]) -> bool:
+        """Calls `does` with the memory of a state, where it lies in the host's; else does nothing and gives False."""
+        return False
+
     def keep_input(self, name: str, array: A | None) -> None:
         """Keeps an input between runs, from this value on; None: no longer."""
         raise self.keeps_none()

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from rlx.errors import ExecutionError
 from rlx.models.constraint import Constraint
 from rlx.models.sampling import Row, Sampling
-
-if TYPE_CHECKING:
-    from rlx.llm.model import LanguageModel
 
 __all__ = ["Chooser"]
 
 
 class Chooser:
-    """Runs the model on tokens and gives the one that follows; `step` counts them."""
+    """Says how a row of logits is sampled; `step` counts the tokens, `plain` is true where the likeliest is taken."""
 
-    def __init__(self, llm: LanguageModel, sampling: Sampling, constraint: Constraint | None) -> None:
-        self.llm, self.sampling, self.constraint = llm, sampling, constraint
+    def __init__(self, sampling: Sampling, constraint: Constraint | None) -> None:
+        self.sampling, self.constraint = sampling, constraint
         self.step = 0
         self.plain = sampling == Sampling(temperature=0.0, seed=sampling.seed) and constraint is None
 
@@ -28,16 +23,12 @@ class Chooser:
         """Whether the form of the answer lets no token follow."""
         return self.constraint is not None and self.constraint.stopped
 
-    def __call__(self, ids: Sequence[int]) -> int:
-        if self.plain:
-            token = int(self.llm.extend(ids, "token")[0])
-        else:
-            mask = None if self.constraint is None else self.constraint.mask()
-            history = (*self.llm.filled, *ids)[-self.llm.sampler.history :]
-            token = int(self.llm.extend(ids, "sampled", Row(self.sampling, history, self.step, mask))[0])
-            if token < 0:
-                raise ExecutionError("no token can follow: the logits are not finite, or all tokens are forbidden")
-            if self.constraint is not None:
-                self.constraint.accept(token)
+    def row(self, history: Sequence[int]) -> Row:
+        """For the token after `history`."""
+        return Row(self.sampling, history, self.step, None if self.constraint is None else self.constraint.mask())
+
+    def accept(self, token: int) -> None:
+        """A token was chosen."""
+        if self.constraint is not None:
+            self.constraint.accept(token)
         self.step += 1
-        return token

@@ -15,13 +15,15 @@ __all__ = ["Conversation"]
 class Conversation:
     """Messages that a user and a model say in turns, after what the model is told first (`system`).
 
-    `options` are those of `LanguageModel.chat`, for the next answers; `last` is the last one.
+    `options` are those of `LanguageModel.chat`, for the next answers; `last` is the last one. Where the context has no
+    room left, the oldest turns are left out: `dropped` so far.
     """
 
     def __init__(self, llm: LanguageModel, system: str | None = None, **options: Any) -> None:
         self.llm, self.system, self.options = llm, system, options
         self.turns: list[dict[str, str]] = []
         self.last: Generation | None = None
+        self.dropped = 0
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -32,12 +34,21 @@ class Conversation:
     def say(self, text: str) -> Iterator[str]:
         """The answer to a message, in pieces; both are part of the conversation once there is some of it."""
         asked = {"role": "user", "content": text}
+        self._make_room(asked)
         self.last = made = self.llm.chat([*self.messages, asked], **self.options)
         try:
             yield from made
         finally:
             if made.ids:
                 self.turns += [asked, {"role": "assistant", "content": made.text}]
+
+    def _make_room(self, asked: dict[str, str]) -> None:
+        """Leaves out the oldest turns where the context has no room for all of them and an answer."""
+        context, most = self.llm.context, self.options.get("max_tokens")
+        room = context - min(most or context // 4, context // 2)
+        while self.turns and len(self.llm.tokenizer.encode_chat([*self.messages, asked])) > room:
+            del self.turns[:2]
+            self.dropped += 1
 
     def stop(self) -> None:
         """Ends the answer before its next token; what was said of it stays."""

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from rlx.errors import BusyError
+from rlx.errors import BusyError, ModelFormatError
+from rlx.llm.awaited import awaited
 from rlx.llm.choosing import Chooser
 from rlx.llm.stats import Stats
+from rlx.llm.stepping import step
 from rlx.llm.stopping import Stopper
 from rlx.models.chat.prompt import Answer, Prompt
+from rlx.records import dataclass, replace
 
 if TYPE_CHECKING:
     from rlx.llm.model import LanguageModel
 
-__all__ = ["Generation"]
+__all__ = ["Generation", "Limits"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends a text: `most` new tokens, end tokens, stop strings.
+
+    `shifts`: a full context is no end, its older half is left out; but for the first `fixed` tokens.
+    """
+
+    most: int
+    ends: frozenset[int] = frozenset()
+    stops: Sequence[str] = ()
+    shifts: bool = False
+    fixed: int = 0
 
 
 class Generation(Iterator[str]):
@@ -26,22 +43,15 @@ class Generation(Iterator[str]):
     `text` and `stats` are those so far; `seed` is that of the draws.
     """
 
-    def __init__(
-        self,
-        llm: LanguageModel,
-        prompt: Sequence[int],
-        most: int,
-        stopper: Stopper,
-        ends: frozenset[int],
-        choose: Chooser,
-    ) -> None:
+    def __init__(self, llm: LanguageModel, prompt: Sequence[int], limits: Limits, choose: Chooser) -> None:
         self.ids: list[int] = []
         self.finish_reason: str | None = None
         self.stats = Stats(prompt_tokens=len(prompt))
-        self._llm, self._prompt, self._most, self._choose = llm, list(prompt), most, choose
-        self._stopper, self._ends = stopper, ends
-        self._decoder = llm.text_decoder()
+        self.prompt, self.limits, self.choose = list(prompt), limits, choose
+        self.slot = -1  # the cache's slot that it has, once it has begun
+        self.pending: list[int] = []  # the tokens that are to be computed next
         self.seed = choose.sampling.seed
+        self._llm, self._stopper, self._decoder = llm, Stopper(limits.stops), llm.text_decoder()
         self._said: list[str] = []
         self._begun = perf_counter()
 
@@ -52,11 +62,23 @@ class Generation(Iterator[str]):
     def __next__(self) -> str:
         while self.finish_reason is None:
             with self._llm.alone():
-                piece = self._step() if self.finish_reason is None else ""  # another thread may have ended it
+                piece = self._next()
             if piece:
-                self._said.append(piece)
                 return piece
         raise StopIteration
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        """The pieces for `async for`, each computed in a thread; giving up cancels it."""
+        return awaited(self, self.cancel)
+
+    def _next(self) -> str:
+        if self.finish_reason is not None:  # another thread may have ended it
+            return ""
+        if self.slot < 0:
+            self.begin(*self._llm.begin(self, self.prompt))
+        self.check_slot()
+        (piece,) = step(self._llm.slots, [self])
+        return piece
 
     @property
     def text(self) -> str:
@@ -65,7 +87,7 @@ class Generation(Iterator[str]):
 
     def said(self, prompt: Prompt) -> Answer | None:
         """It as the answer to a prompt; None where its text is not that of its tokens (a stop string cut it short)."""
-        ids = self.ids[:-1] if self.ids and self.ids[-1] in self._ends else self.ids
+        ids = self.ids[:-1] if self.ids and self.ids[-1] in self.limits.ends else self.ids
         whole = self._llm.text_decoder().decode(ids) == self.text
         return Answer(prompt, self.text, tuple(ids)) if whole else None
 
@@ -74,33 +96,67 @@ class Generation(Iterator[str]):
         if self.finish_reason is None:
             self.finish_reason = "cancelled"
 
-    def _step(self) -> str:
-        """The text that one more token gives, "" where that is none yet."""
-        llm, begun = self._llm, perf_counter()
-        if not self.ids:
-            cached = llm.begin(self, self._prompt)
-            token = self._choose(self._prompt[cached:])
-            now = perf_counter()
-            self.stats = Stats(len(self._prompt), cached, 1, now - begun, now - self._begun)
+    # ---- for who runs it
+
+    def begin(self, slot: int, cached: int) -> None:
+        """It has a slot, in which so many tokens of its prompt are."""
+        self.slot, self.pending = slot, self.prompt[cached:]
+        self.stats = replace(self.stats, cached_tokens=cached)
+
+    def check_slot(self) -> None:
+        """Raises `BusyError` where another one has its slot."""
+        if self._llm.slots.owner(self.slot) is not self:
+            raise BusyError("this generation can't go on: the model has begun another one since")
+
+    def make_room(self) -> None:
+        """Where the context is full, computes it anew without the older half of what is not fixed."""
+        slots, fixed = self._llm.slots, self.limits.fixed
+        tokens = slots.filled[self.slot] + self.pending
+        if self.limits.shifts and len(tokens) > slots.capacity:
+            self.pending = tokens[fixed:][-max((slots.capacity - fixed) // 2, 1) :]
+            slots.cut(self.slot, fixed)
+
+    def took(self, count: int, token: int | None, seconds: float) -> str:
+        """So many pending tokens were computed, and one chosen if they were the last; gives the text that it adds."""
+        del self.pending[:count]
+        s = self.stats
+        if token is None:
+            self.stats = replace(s, prompt_seconds=s.prompt_seconds + seconds)
+            return ""
+        if self.ids:
+            s = replace(s, decode_seconds=s.decode_seconds + seconds)
         else:
-            if llm.generation is not self:
-                raise BusyError("this generation can't go on: the model has begun another one since")
-            token = self._choose(self.ids[-1:])
-            s, took = self.stats, perf_counter() - begun
-            self.stats = Stats(
-                s.prompt_tokens, s.cached_tokens, len(self.ids) + 1, s.prompt_seconds, s.first_token_seconds,
-                s.decode_seconds + took,
-            )  # fmt: skip
+            now = perf_counter() - self._begun
+            s = replace(s, prompt_seconds=s.prompt_seconds + seconds, first_token_seconds=now)
+        self.stats = self._llm.stats = replace(s, generated_tokens=len(self.ids) + 1)
+        self.choose.accept(token)
         self.ids.append(token)
-        llm.stats = self.stats
-        if token in self._ends:
+        self.pending = [token]
+        piece = self._piece(token)
+        self._said.append(piece)
+        return piece
+
+    def replay(self, ids: Sequence[int], reason: str | None) -> None:
+        """Tokens that were chosen before are its own, and why it ended. Raises `ModelFormatError`."""
+        for token in ids:
+            if self.finish_reason is not None:
+                raise ModelFormatError("restore: tokens follow the end of the text")
+            self.choose.accept(token)
+            self.ids.append(token)
+            self._said.append(self._piece(token))
+        if self.finish_reason is None and reason == "cancelled":
+            self.finish_reason = reason
+        self.stats = replace(self.stats, generated_tokens=len(ids))
+
+    def _piece(self, token: int) -> str:
+        if token in self.limits.ends:
             return self._finished("stop")
         piece = self._stopper.push(self._decoder.push(token))
         if self._stopper.found is not None:
             self.finish_reason = "stop"
-        elif self._choose.ended:
+        elif self.choose.ended:
             return piece + self._finished("stop")
-        elif len(self.ids) >= self._most:
+        elif len(self.ids) >= self.limits.most:
             return piece + self._finished("length")
         return piece
 

@@ -13,7 +13,7 @@ from rlx.boundary import bounded
 from rlx.disk import path_of
 from rlx.errors import CompileError, MemoryDeficit, ModelFormatError, OptionError
 from rlx.llm.model import LanguageModel
-from rlx.models.decoder import CONTEXT, KV_DTYPES
+from rlx.models.decoder import CONTEXT, KV_DTYPES, WANTED
 from rlx.models.families import family_of
 from rlx.models.source import open_source
 from rlx.records import replace
@@ -31,15 +31,17 @@ def load_llm(
     context: int | None = None,
     kv_dtype: str = "f32",
     prefill: int | None = None,
+    slots: int = 1,
     **options: Unpack[LoadKeywords],
 ) -> LanguageModel:
     """Loads a language model: a GGUF file (of several the first), or a folder with safetensors and a config.json.
 
     `context`: tokens that the cache has room for (None: what the model was made for, 4,096 at most). `kv_dtype`: what
     the cache is stored in, "f32", "f16", "bf16", or blocks, "q8_0" or "q4_0". `prefill`: tokens of a prompt that go
-    through at once (512). Further keywords are those of `rlx.load`: `threads`, `budget`, `precision` and others. Raises
-    `ModelFormatError` for files that are damaged or of a kind that is not known, `MemoryDeficit` before weights are
-    read where it does not fit, and `OptionError`.
+    through at once (512). `slots`: texts that the cache has room for at the same time, of `context` tokens each.
+    Further keywords are those of `rlx.load`: `threads`, `budget`, `precision` and others. Raises `ModelFormatError` for
+    files that are damaged or of a kind that is not known, `MemoryDeficit` before weights are read where it does not
+    fit, and `OptionError`.
     """
     if "dims" in options:
         raise OptionError("load_llm: dims= is for other models; give context= and prefill=")
@@ -48,7 +50,9 @@ def load_llm(
         raise ModelFormatError(
             f"{name}: load_llm takes a GGUF file, or a folder with safetensors and a config.json; rlx.load takes others"
         )
-    dims: dict[str, Any] = {"kv_dtype": kv_dtype, "sampling": 1}
+    if type(slots) is not int or not 1 <= slots <= WANTED:
+        raise OptionError(f"slots={slots!r}: expected 1 to {WANTED}")
+    dims: dict[str, Any] = {"kv_dtype": kv_dtype, "sampling": 1, "batch": slots}
     dims |= {name: value for name, value in (("context", context), ("prefill", prefill)) if value is not None}
     options["dims"] = dims
     try:

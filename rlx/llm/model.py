@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,20 +17,20 @@ import numpy as np
 from rlx.boundary import bounded_class
 from rlx.errors import BusyError, ClosedError, ExecutionError, OptionError
 from rlx.ir.graph import Array
-from rlx.ir.shape import upper
 from rlx.llm.choosing import Chooser
-from rlx.llm.generation import Generation
+from rlx.llm.generation import Generation, Limits
 from rlx.llm.options import GenerationKeywords, options_of
 from rlx.llm.scoring import Score, logprobs_of, perplexity_of
+from rlx.llm.slots import Slots
+from rlx.llm.snapshot import restored, snapshot_of
 from rlx.llm.stats import Stats
-from rlx.llm.stopping import Stopper
+from rlx.llm.together import Together
 from rlx.models.decoder import sampler_of
-from rlx.models.sampling import Row
 from rlx.runtime.compiled import CompiledGraph
 
 if TYPE_CHECKING:
     from rlx.models.chat.prompt import Answer, Prompt
-    from rlx.models.constraint import Constraints
+    from rlx.models.constraint import Constraint, Constraints
     from rlx.models.tokenizer import Tokenizer
 
 __all__ = ["LanguageModel"]
@@ -40,25 +42,20 @@ MESSAGES = "[{'role': 'user', 'content': 'hello'}]"  # as the shortest conversat
 class LanguageModel:
     """What `rlx.load_llm` gives; `model` is the compiled graph below it, `stats` are those of the last generation.
 
-    One text at a time: a generation that is begun takes the cache from the one before. Threads don't wait for one
-    another: the second gets a `BusyError`. A prompt that begins like the last text computes only what is new. It is a
-    context manager that closes at the end of the block.
+    The cache has `slots`, each for one text: a generation that is begun takes one that nobody goes on with, or where
+    there is none that of another generation. Threads don't wait for one another: the second gets a `BusyError`. A
+    prompt that begins like a text in the cache computes only what is new. It is a context manager that closes at the
+    end of the block.
     """
 
     def __init__(self, model: CompiledGraph, path: Path) -> None:
         self.model, self.path = model, path
         self.stats = Stats()
-        self.generation: Generation | None = None
-        sizes = {spec.name: spec.shape for spec in (*model.inputs, *model.outputs)}
-        self._prefill = int(upper(sizes["ids"][1]) or 1)
-        self._rows = int(upper(sizes["wanted"][0]) or 1)
-        self.vocab = int(sizes["logits"][1])
-        self.context = int(model.states["cache.k.0"].spec.shape[2])
-        self.sampler = sampler_of(self.vocab)
-        self._neutral: dict[int, dict[str, Array]] = {}  # inputs of the sampler where nothing is drawn, by rows
+        self.vocab = int(next(spec.shape[1] for spec in model.outputs if spec.name == "logits"))
+        self.slots = Slots(model, sampler_of(self.vocab))
+        self.context = self.slots.capacity
         self._lock = threading.Lock()
         self._talk: tuple[Prompt, Generation] | None = None  # the last chat
-        self.filled: list[int] = []  # the tokens whose keys and values the cache holds
 
     def __repr__(self) -> str:
         return f"<LanguageModel {self.path.name!r} on {self.model.device!r}, context of {self.context:,} tokens>"
@@ -95,7 +92,9 @@ class LanguageModel:
         """The text that follows a prompt (a text, or tokens), as an iterator of pieces.
 
         At most `max_tokens` tokens (None: as many as the context has room for). Options: `stop` (texts before which it
-        ends), `ignore_eos` (go on after the token that ends an answer), `constraint` (a form, of `constraints`), and
+        ends), `ignore_eos` (go on after the token that ends an answer), `constraint` (a form, of `constraints`),
+        `overflow` (what a full context is: "error" for the prompt and the end of the text, "truncate" leaves out the
+        beginning of a prompt, "shift" too, and then the older half of the text, as often as the context is full), and
         how tokens are drawn: `temperature` (0, the default: the likeliest), `top_k`, `top_p`, `min_p`, `typical_p`,
         `repetition_penalty`, `frequency_penalty`, `presence_penalty`, `logit_bias`, `seed`. Raises `OptionError`
         for a prompt that is empty, has no room in the context or holds what is no token.
@@ -131,21 +130,84 @@ class LanguageModel:
         """What was said in the last chat, if it is known as tokens."""
         return None if self._talk is None else self._talk[1].said(self._talk[0])
 
+    def generate_many(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        max_tokens: int | None = None,
+        *,
+        n: int = 1,
+        **options: Unpack[GenerationKeywords],
+    ) -> Together:
+        """The texts that follow several prompts, `n` for each, as an iterator of (number of the text, piece).
+
+        They are written at the same time, as many as the model was loaded with `slots=` for; each is what `generate`
+        gives for its prompt alone, to the bit. Text k of a prompt has the seed `seed` + k. Raises `OptionError`.
+        """
+        if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence) or not prompts:
+            raise OptionError(f"generate_many: expected several prompts, got {prompts!r:.60}")
+        if type(n) is not int or n < 1:
+            raise OptionError(f"n={n!r}: expected a number >= 1")
+        seed = options.get("seed")
+        seeds: list[int | None] = [None if seed is None else seed + k for k in range(n)]
+        every = [self._ids(prompt) for prompt in prompts]
+        made = [self._generation(ids, max_tokens, {**options, "seed": own}) for ids in every for own in seeds]
+        return Together(self, made)
+
+    async def agenerate(
+        self, prompt: str | Sequence[int], max_tokens: int | None = None, **options: Unpack[GenerationKeywords]
+    ) -> Generation:
+        """As `generate`, for `async for piece in await llm.agenerate(...)`: a thread of the event loop's computes.
+
+        A task that is cancelled ends the text.
+        """
+        return await asyncio.to_thread(self.generate, prompt, max_tokens, **options)
+
+    async def achat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_tokens: int | None = None,
+        **options: Unpack[GenerationKeywords],
+    ) -> Generation:
+        """As `chat`, for `async for`; see `agenerate`."""
+        return await asyncio.to_thread(self.chat, messages, max_tokens, **options)
+
+    def snapshot(self, generation: Generation) -> bytes:
+        """A text as far as it is written, with its part of the cache; `restore` goes on with it, to the bit.
+
+        Raises `OptionError` for one that has not begun, `BusyError` where another one has its slot.
+        """
+        with self.alone():
+            return snapshot_of(self, generation)
+
+    def restore(self, data: bytes, *, constraint: Constraint | None = None) -> Generation:
+        """The generation of a snapshot, also of another process; its `text` so far is there.
+
+        The model must be the same, and `kv_dtype`; `context` need not. `constraint` is given anew where it had one.
+        Raises `ModelFormatError` for bytes that are damaged, and `OptionError`.
+        """
+        with self.alone():
+            return restored(self, data, constraint)
+
     def _generation(self, ids: list[int], max_tokens: int | None, options: Mapping[str, Any]) -> Generation:
         chosen = options_of(options)
-        if len(ids) > self.context:
-            raise OptionError(
-                f"a prompt of {len(ids):,} tokens has no room in a context of {self.context:,}: load the model with a "
-                "larger context="
-            )
         if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
             raise OptionError(f"max_tokens={max_tokens!r}: expected a number >= 1")
+        fixed = int(ids[:1] == [self.tokenizer.bos_id]) if chosen.overflow != "error" else 0
+        if len(ids) > self.context:
+            if chosen.overflow == "error":
+                raise OptionError(
+                    f"a prompt of {len(ids):,} tokens has no room in a context of {self.context:,}: load the model "
+                    'with a larger context=, or leave out its beginning by overflow="truncate"'
+                )
+            free = min(max_tokens or self.context // 4, self.context // 2)
+            ids = [*ids[:fixed], *ids[len(ids) - max(self.context - fixed - free, 1) :]]
         room = self.context - len(ids) + 1  # the last token that is written is not read
-        most = room if max_tokens is None else min(room, max_tokens)
+        shifts = chosen.overflow == "shift" and self.context > 2 + fixed
+        most = (max_tokens or sys.maxsize) if shifts else min(room, max_tokens or room)
         ends = frozenset() if chosen.ignore_eos else frozenset(self.tokenizer.eos_ids)
         constraint = None if chosen.constraint is None else chosen.constraint.copy()  # the next text begins anew
-        choose = Chooser(self, chosen.sampling, constraint)
-        return Generation(self, ids, most, Stopper(chosen.stop), ends, choose)
+        limits = Limits(most, ends, chosen.stop, shifts, fixed)
+        return Generation(self, ids, limits, Chooser(chosen.sampling, constraint))
 
     @cached_property
     def constraints(self) -> Constraints:
@@ -185,9 +247,9 @@ class LanguageModel:
     # ---- the cache
 
     def reset(self) -> None:
-        """Forgets the last text."""
+        """Forgets the texts in the cache."""
         with self.alone():
-            self.begin(None, [])
+            self.slots.forget()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -209,7 +271,6 @@ class LanguageModel:
         if self.model.closed:
             return
         with self.alone():
-            self.generation, self.filled = None, []
             self.model.close()
 
     def __enter__(self) -> Self:
@@ -220,54 +281,19 @@ class LanguageModel:
     ) -> None:
         self.close()
 
-    def begin(self, generation: Generation | None, prompt: Sequence[int]) -> int:
-        """Makes a generation the one that has the cache; gives how many tokens of its prompt are there already.
+    def begin(self, generation: Generation | None, prompt: Sequence[int]) -> tuple[int, int]:
+        """Gives a generation (or None) a slot of the cache, and how many tokens of its prompt are there already.
 
         These are never all: the last token is computed anew.
         """
-        same = 0
-        while same < min(len(self.filled), len(prompt) - 1) and self.filled[same] == prompt[same]:
-            same += 1
-        self.generation = None
-        self.model.states["length"].write(np.full(1, same, np.int64))
-        self.generation, self.filled = generation, self.filled[:same]
-        return same
+        return self.slots.seat(generation, prompt)
 
-    def logits(self, ids: Sequence[int]) -> Array:
-        """f32 [tokens, vocab] after each of these tokens, which follow those in the cache."""
-        return np.concatenate(
-            [
-                self._run(part, range(len(part)), "logits")
-                for part in (ids[start : start + self._rows] for start in range(0, len(ids), self._rows))
-            ]
-        )
-
-    def extend(self, ids: Sequence[int], output: str, row: Row | None = None) -> Array:
-        """An output for the last of these tokens, which follow those in the cache; sampled as `row` says."""
-        for start in range(0, len(ids), self._prefill):
-            part = ids[start : start + self._prefill]
-            if start + len(part) == len(ids):
-                return self._run(part, [len(part) - 1], output, row)
-            self._run(part, [0], None)
-        raise OptionError("there are no tokens to compute")
-
-    def _run(self, ids: Sequence[int], wanted: Sequence[int], output: str | None, row: Row | None = None) -> Array:
-        """One run of the model on tokens; the results of the places `wanted`."""
-        given = {"ids": np.array([ids], np.int64), "counts": np.array([len(ids)], np.int64)}
-        given["wanted"] = np.array(wanted, np.int64)
-        if row is not None:
-            given |= self.sampler.feeds([row])
-        else:
-            if len(wanted) not in self._neutral:
-                self._neutral[len(wanted)] = self.sampler.feeds([Row()] * len(wanted))
-            given |= self._neutral[len(wanted)]
-        try:
-            made = self.model.run(given, outputs=[] if output is None else [output])
-        except BaseException:
-            self.filled, self.generation = [], None  # states may be updated in part
-            raise
-        self.filled += ids
-        return np.asarray(made[0]) if made else np.empty(0)
+    def extend(self, slot: int, ids: Sequence[int], output: str) -> Array:
+        """An output [tokens, ...] after each of these tokens, which follow those in the slot."""
+        size = min(self.slots.rows, self.slots.prefill)
+        parts = (ids[start : start + size] for start in range(0, len(ids), size))
+        found = [self.slots.run({slot: part}, [(slot, at) for at in range(len(part))], output) for part in parts]
+        return np.concatenate(found)
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         """The tokens of a prompt, checked."""

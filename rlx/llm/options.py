@@ -14,7 +14,7 @@ from rlx.records import dataclass, field, names_of
 __all__ = ["GenerationKeywords", "Options", "options_of"]
 
 DRAWN = tuple(name for name in names_of(Sampling) if name != "seed")
-
+OVERFLOWS = ("error", "truncate", "shift")
 
 ELSEWHERE = {  # what other libraries call it -> what is written here
     "max_new_tokens": "max_tokens= is the number of new tokens",
@@ -33,7 +33,8 @@ ELSEWHERE = {  # what other libraries call it -> what is written here
 class Options:
     """`stop`: texts before which it ends. `ignore_eos`: go on after the token that ends an answer.
 
-    `constraint`: the form that the answer has, of `LanguageModel.constraints`. `sampling`: how tokens are drawn; given
+    `constraint`: the form that the answer has, of `LanguageModel.constraints`. `overflow`: what is done where the
+    context is full: "error", "truncate" or "shift". `sampling`: how tokens are drawn; given
     by its fields (temperature, top_k, top_p, min_p, typical_p, repetition_penalty, frequency_penalty,
     presence_penalty, logit_bias, seed), with temperature 0, the likeliest token, where none is given, and a seed of
     chance.
@@ -42,6 +43,7 @@ class Options:
     stop: Sequence[str] = ()
     ignore_eos: bool = False
     constraint: Constraint | None = None
+    overflow: str = "error"
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
 
 
@@ -51,6 +53,7 @@ class GenerationKeywords(TypedDict, total=False):
     stop: str | Sequence[str]
     ignore_eos: bool
     constraint: Constraint | None
+    overflow: str
     temperature: float
     top_k: int
     top_p: float
@@ -69,7 +72,7 @@ class GenerationKeywords(TypedDict, total=False):
 
 def options_of(given: Mapping[str, Any]) -> Options:
     """The options of keywords. Raises `OptionError`."""
-    own = ("stop", "ignore_eos", "constraint")
+    own = ("stop", "ignore_eos", "constraint", "overflow")
     for name in given:
         if name not in (*own, *DRAWN, "seed"):
             meant = f"{ELSEWHERE[name]}; " if name in ELSEWHERE else ""
@@ -91,4 +94,7 @@ def options_of(given: Mapping[str, Any]) -> Options:
         raise OptionError(f"{', '.join(sorted(filtered))}: has no effect without a temperature; give temperature=1.0")
     seed = given.get("seed")
     sampling = Sampling(**{"temperature": 0.0, **drawn}, seed=secrets.randbits(64) if seed is None else seed)
-    return Options(stops, given.get("ignore_eos", False) is True, constraint, sampling)
+    overflow = given.get("overflow", "error")
+    if overflow not in OVERFLOWS:
+        raise OptionError(f"overflow={overflow!r:.60}: expected {', '.join(OVERFLOWS)}")
+    return Options(stops, given.get("ignore_eos", False) is True, constraint, overflow, sampling)

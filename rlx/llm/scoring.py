@@ -37,10 +37,10 @@ def logprobs_of(llm: LanguageModel, ids: Sequence[int]) -> list[float]:
     found: list[float] = []
     last = len(ids) - 1  # nothing follows this one
     with llm.alone():
-        llm.begin(None, [])
+        slot, _ = llm.begin(None, [])
         for start in range(0, last, ROWS):
             part = ids[start : min(start + ROWS, last)]
-            logits = llm.logits(part).astype(np.float64)
+            logits = llm.extend(slot, part, "logits").astype(np.float64)
             logits -= logits.max(axis=1, keepdims=True)
             chosen = logits[np.arange(len(part)), np.asarray(ids[start + 1 : start + 1 + len(part)])]
             found += (chosen - np.log(np.exp(logits).sum(axis=1))).tolist()

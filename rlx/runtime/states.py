@@ -60,6 +60,49 @@ class State:
         """
         self._model._executable.write_state(self.spec.name, self._check(array))
 
+    def read_rows(self, index: tuple[int | slice, ...]) -> Array:
+        """A copy of a part of what is stored: `index` is of all axes but the last, whose elements stay together.
+
+        Of an encoded state that part is bytes (u8). The last axis must then be of whole blocks, else `ShapeError`.
+        """
+        shape, dtype = self.stored
+        found: list[Array] = []
+
+        def copy(held: Array) -> None:
+            found.append(held.view(dtype).reshape(shape)[index].copy())
+
+        if not self._model._executable.in_state(self.spec.name, copy):
+            copy(np.asarray(self._held()))
+        return found[0]
+
+    def write_rows(self, index: tuple[int | slice, ...], array: Array) -> None:
+        """Sets a part of what is stored, to an array as `read_rows` gives. Raises `DTypeError` or `ShapeError`."""
+        shape, dtype = self.stored
+        part = np.broadcast_to(np.empty((), dtype), shape)[index]
+        if array.dtype != dtype:
+            raise DTypeError(f"state {self.spec.name!r} is stored as {dtype}, got {array.dtype}")
+        if array.shape != part.shape:
+            raise ShapeError(f"state {self.spec.name!r}: this part has shape {part.shape}, got {array.shape}")
+
+        def put(held: Array) -> None:
+            held.view(dtype).reshape(shape)[index] = array
+
+        if not self._model._executable.in_state(self.spec.name, put):
+            whole = np.array(self._held())
+            put(whole)
+            self.write(whole)
+
+    @property
+    def stored(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and type of what is stored: of blocks the last axis has the bytes of a row. Raises `ShapeError`."""
+        spec, sizes = self.spec, _sizes(self.spec)
+        if spec.encoding is None:
+            return tuple(sizes), np.dtype(spec.dtype.numpy)
+        rows = math.prod(sizes[:-1])
+        if not sizes or not rows or sizes[-1] % spec.encoding.block:
+            raise ShapeError(f"state {spec.name!r}: its rows are not whole blocks of {spec.encoding.name}")
+        return (*sizes[:-1], (spec.bytes or 0) // rows), np.dtype(np.uint8)
+
     def _check(self, array: Any) -> Any:
         """The value as an array of the state's type. Raises `DTypeError` or `ShapeError`."""
         name, encoding = self.spec.name, self.spec.encoding

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -92,7 +93,8 @@ def test_a_conversation_is_taken_back_and_goes_on(talker: LanguageModel) -> None
     talk.clear()
     assert talk.undo() is None
     assert talk.messages == [{"role": "system", "content": "be kind"}]
-    for wrong in ({}, [], [3], [{"role": "user", "content": "x"}], [{"role": "user"}, {"role": "assistant"}]):
+    several: list[Any] = [{}, [], [3], [{"role": "user", "content": "x"}], [{"role": "user"}, {"role": "assistant"}]]
+    for wrong in several:
         with pytest.raises(OptionError, match="expected a list of messages"):
             other.resume(wrong)
 
@@ -193,3 +195,13 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_not_the_program(talking: Path) ->
     finally:
         seen.process.kill()
         os.close(seen.own)
+
+
+def test_the_oldest_turns_are_left_out_where_there_is_no_room(talker: LanguageModel) -> None:
+    talk = Conversation(talker, "be kind", max_tokens=20, ignore_eos=True)
+    for n in range(12):
+        "".join(talk.say(f"message {n}"))
+    assert talk.dropped > 0
+    assert talk.messages[0] == {"role": "system", "content": "be kind"}
+    assert talk.messages[-2] == {"role": "user", "content": "message 11"}
+    assert len(talk.turns) == 2 * (12 - talk.dropped)

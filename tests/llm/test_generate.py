@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_it_ends_at_stop_strings_and_end_tokens(llm: LanguageModel, monkeypatch:
     ids = llm.generate("hello", 20, ignore_eos=True)
     list(ids)
     ends = llm.generate("hello", 20)
-    ends._ends = frozenset({ids.ids[4]})
+    ends.limits = dataclasses.replace(ends.limits, ends=frozenset({ids.ids[4]}))
     list(ends)
     assert ends.ids == ids.ids[: ids.ids.index(ids.ids[4]) + 1]
     assert ends.finish_reason == "stop"
@@ -160,8 +161,8 @@ def test_windows_count_every_token_once(llm: LanguageModel) -> None:
 def last_of(llm: LanguageModel, window: list[int]) -> float:
     """ln of the probability of the last token of a window of one more token than the context has room for."""
     with llm.alone():
-        llm.begin(None, [])
-        logits = llm.extend(window[:-1], "logits")[-1].astype(np.float64)
+        slot, _ = llm.begin(None, [])
+        logits = llm.extend(slot, window[:-1], "logits")[-1].astype(np.float64)
     return float(logits[window[-1]] - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
 
 
@@ -320,7 +321,7 @@ def test_threads_do_not_mix_their_texts(llm: LanguageModel, monkeypatch: pytest.
         except BusyError as error:
             errors.append(error)
 
-    def begun(*given: Any) -> int:
+    def begun(*given: Any) -> tuple[int, int]:
         same = begin(*given)
         other = llm.generate("world", 5, ignore_eos=True)
         for call in (lambda: next(other), lambda: llm.score("world"), llm.reset):

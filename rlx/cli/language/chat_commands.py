@@ -43,6 +43,8 @@ def status(talk: Conversation) -> str:
         f"context {used:,} of {talk.llm.context:,}",
         bytes_text(Resident.read().now),
     ]
+    if talk.dropped:
+        parts.append(f"{talk.dropped} oldest turn{'s' * (talk.dropped != 1)} left out")
     return ", ".join(parts + ([made.finish_reason] if made.finish_reason in ("length", "cancelled") else []))
 
 

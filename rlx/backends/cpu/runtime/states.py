@@ -294,6 +294,12 @@ class StateCalls(Executable[Array]):
             first = self.states.first.get(root)
             target[...] = array if array is not None else 0 if first is None else first
 
+    def in_state(self, name: str, does: Callable[[Array], None]) -> bool:
+        root = self.root_of(name)
+        with self.held():
+            does(self.states.array(root))
+        return True
+
     def keep_input(self, name: str, array: Array | None) -> None:
         root = self.root_of(name)
         with self.held():

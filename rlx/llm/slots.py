@@ -1,0 +1,170 @@
+"""The cache of a language model: slots, each with the keys and values of one sequence, at a position of its own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.ir.graph import Array
+from rlx.ir.shape import upper
+from rlx.models.sampling import Row, Sampler
+from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.states import State
+
+__all__ = ["Slots", "shared"]
+
+FORK = 16  # tokens that must be in another slot for these to be copied from there
+
+
+def shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences have in common from the beginning."""
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    return next(n for n in range(most) if one[n] != other[n])
+
+
+class Slots:
+    """Who has which slot, what is in it, and runs of the model over them.
+
+    A run takes tokens of any of the slots; what the others hold stays. Positions of a slot behind its length are of no
+    meaning: a run writes rows there for every slot, as many as the longest part has, and so all slots need that room.
+    """
+
+    def __init__(self, model: CompiledGraph, sampler: Sampler) -> None:
+        sizes = {spec.name: spec.shape for spec in (*model.inputs, *model.outputs)}
+        self.model, self.sampler = model, sampler
+        self.count, self.capacity = (int(model.states["cache.k.0"].spec.shape[axis]) for axis in (0, 2))
+        self.prefill, self.rows = int(upper(sizes["ids"][1]) or 1), int(upper(sizes["wanted"][0]) or 1)
+        self.filled: list[list[int]] = [[] for _ in range(self.count)]  # the tokens whose keys and values are there
+        self._owners: list[weakref.ref[Any] | None] = [None] * self.count
+        self._used = [0] * self.count  # when each was seated last
+        self._neutral: dict[int, dict[str, Array]] = {}  # inputs of the sampler where nothing is drawn, by rows
+
+    # ---- who has a slot
+
+    def owner(self, slot: int) -> Any:
+        """Whose sequence is in a slot; None where nobody goes on with it."""
+        found = self._owners[slot]
+        owner = None if found is None else found()
+        return None if owner is None or owner.finish_reason is not None else owner
+
+    def held_by(self, slot: int) -> Any:
+        """Whose text a slot holds, also where it has ended; None where nobody has it any more."""
+        found = self._owners[slot]
+        return None if found is None else found()
+
+    def seat(self, owner: Any, prompt: Sequence[int], kept: Collection[int] = ()) -> tuple[int, int]:
+        """Gives a sequence one of the slots that are not `kept`, and how many tokens of its prompt are there already.
+
+        It is, of those that nobody goes on with, the one whose text begins most like the prompt, of equals the one that
+        was used least lately; a longer beginning in another slot is copied. The prompt's last token is never there.
+        """
+        wanted = list(prompt[:-1])
+        same = [shared(tokens, wanted) for tokens in self.filled]
+        open_ = [slot for slot in range(self.count) if slot not in kept]
+        free = [slot for slot in open_ if self.owner(slot) is None]
+        if not free:
+            free = [min(open_, key=lambda s: self._used[s])]
+        slot = max(free, key=lambda s: (same[s], not self.filled[s], -self._used[s]))
+        source = max(range(self.count), key=lambda s: same[s])
+        copied = same[source] >= same[slot] + FORK
+        if copied:
+            slot = min(free, key=lambda s: (len(self.filled[s]) > 0, self._used[s]))
+        self._owners[slot] = None
+        if copied:
+            self._copy(source, slot, same[source])
+        self.cut(slot, same[source] if copied else same[slot])
+        self._owners[slot] = None if owner is None else weakref.ref(owner)
+        self._used[slot] = max(self._used) + 1
+        return slot, len(self.filled[slot])
+
+    def cut(self, slot: int, length: int) -> None:
+        """Forgets what is behind the first tokens of a slot."""
+        lengths = [len(tokens) for tokens in self.filled]
+        lengths[slot] = length
+        self._write_lengths(lengths)
+        del self.filled[slot][length:]
+
+    def forget(self) -> None:
+        """Empties all slots."""
+        self._owners = [None] * self.count
+        self._write_lengths([0] * self.count)
+        self.filled = [[] for _ in range(self.count)]
+
+    def _write_lengths(self, lengths: Sequence[int]) -> None:
+        self.model.states["length"].write(np.array(lengths, np.int64))
+
+    def _copy(self, source: int, target: int, length: int) -> None:
+        """Copies the first positions of a slot to another."""
+        self.put_rows(target, self.filled[source][:length], self.rows_of(source, length))
+
+    def rows_of(self, slot: int, length: int | None = None) -> dict[str, Array]:
+        """What the states hold of the first positions of a slot, by name."""
+        index = (slot, slice(None), slice(len(self.filled[slot]) if length is None else length))
+        return {name: state.read_rows(index) for name, state in self._caches().items()}
+
+    def row_types(self, length: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and type of what `rows_of` gives for so many positions."""
+        found = {name: state.stored for name, state in self._caches().items()}
+        return {name: ((shape[1], length, shape[3]), dtype) for name, (shape, dtype) in found.items()}
+
+    def put_rows(self, slot: int, tokens: Sequence[int], rows: Mapping[str, Array]) -> None:
+        """Fills the beginning of a slot with what `rows_of` gave."""
+        self.cut(slot, 0)
+        for name, state in self._caches().items():
+            state.write_rows((slot, slice(None), slice(len(tokens))), rows[name])
+        lengths = [len(own) for own in self.filled]
+        lengths[slot] = len(tokens)
+        self._write_lengths(lengths)
+        self.filled[slot] = list(tokens)
+
+    def _caches(self) -> dict[str, State]:
+        return {name: state for name, state in self.model.states.items() if name != "length"}
+
+    # ---- runs
+
+    def room(self, slots: Iterable[int]) -> int:
+        """The most tokens of a part, of a run over these slots."""
+        return min(self.prefill, self.capacity - max(len(self.filled[slot]) for slot in slots))
+
+    def run(
+        self,
+        parts: Mapping[int, Sequence[int]],
+        wanted: Sequence[tuple[int, int]],
+        output: str | None,
+        rows: Sequence[Row] | None = None,
+    ) -> Array:
+        """Adds tokens to slots; gives an output for the places `wanted`, (slot, which of its new tokens).
+
+        `rows` say how each is sampled. A run that fails, or is interrupted, leaves all slots as they were.
+        """
+        most = max(len(part) for part in parts.values())
+        for slot, tokens in enumerate(self.filled):
+            if slot not in parts and len(tokens) > self.capacity - most:
+                self.cut(slot, self.capacity - most)  # it would be written over
+        ids, counts = np.zeros((self.count, most), np.int64), np.zeros(self.count, np.int64)
+        for slot, part in parts.items():
+            ids[slot, : len(part)], counts[slot] = part, len(part)
+        places = np.array([slot * most + at for slot, at in wanted] or [0], np.int64)
+        given = {"ids": ids, "counts": counts, "wanted": places, **self._sampling(rows, len(places))}
+        try:
+            made = self.model.run(given, outputs=[] if output is None else [output])
+        except BaseException:
+            # nothing before the lengths was written to, and these are known
+            self._write_lengths([len(tokens) for tokens in self.filled])
+            raise
+        for slot, part in parts.items():
+            self.filled[slot] += part
+        return np.asarray(made[0]) if made else np.empty(0)
+
+    def _sampling(self, rows: Sequence[Row] | None, count: int) -> dict[str, Array]:
+        """The inputs of the sampler."""
+        if rows is not None:
+            return self.sampler.feeds(rows)
+        if count not in self._neutral:
+            self._neutral[count] = self.sampler.feeds([Row()] * count)
+        return self._neutral[count]

@@ -1,0 +1,154 @@
+"""A text that a language model writes, with its part of the cache, as bytes: to go on elsewhere, or later.
+
+    magic, length of the header (8 bytes), header (JSON), the stored rows of each state, SHA-256 of all of that
+
+The header says of which model it is, what the generation was told and has chosen, and shape and type of the rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.errors import BusyError, ModelFormatError, OptionError
+from rlx.ir.graph import Array
+from rlx.llm.choosing import Chooser
+from rlx.llm.generation import Generation, Limits
+from rlx.llm.options import DRAWN
+from rlx.models.constraint import Constraint
+from rlx.models.sampling import Sampling
+
+if TYPE_CHECKING:
+    from rlx.llm.model import LanguageModel
+
+__all__ = ["restored", "snapshot_of"]
+
+MAGIC = b"RLXTEXT1"
+DIGEST = 32  # bytes
+ENDS = 1 << 20  # bytes at the beginning and end of a model's file by which it is known
+
+
+def snapshot_of(llm: LanguageModel, made: Generation) -> bytes:
+    """What `LanguageModel.snapshot` gives."""
+    if made.slot < 0:
+        raise OptionError("snapshot: the generation has not begun: take its first piece, or store its prompt")
+    if llm.slots.held_by(made.slot) is not made:
+        raise BusyError("snapshot: the model has begun another generation since, in the same slot")
+    filled, rows = llm.slots.filled[made.slot], llm.slots.rows_of(made.slot)
+    limits, sampling = made.limits, made.choose.sampling
+    header = {
+        "model": _identity(llm.path),
+        "filled": filled,
+        "prompt": made.prompt,
+        "ids": made.ids,
+        "pending": made.pending,
+        "finish_reason": made.finish_reason,
+        "limits": {**vars(limits), "ends": sorted(limits.ends), "stops": list(limits.stops)},
+        "sampling": {**{name: getattr(sampling, name) for name in (*DRAWN, "seed")}, "logit_bias": _biases(sampling)},
+        "constraint": made.choose.constraint is not None,
+        "states": [{"name": n, "shape": list(a.shape), "dtype": str(a.dtype)} for n, a in rows.items()],
+    }
+    text = json.dumps(header).encode()
+    data = b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *(a.tobytes() for a in rows.values())])
+    return data + hashlib.sha256(data).digest()
+
+
+def restored(llm: LanguageModel, data: bytes, constraint: Constraint | None) -> Generation:
+    """What `LanguageModel.restore` gives; the cache is changed after all checks."""
+    header, body = _opened(data)
+    if header.get("model") != _identity(llm.path):
+        raise OptionError(f"restore: it is of another model than {llm.path}")
+    if bool(header.get("constraint")) != (constraint is not None):
+        raise OptionError("restore: give constraint= where the text had one, and only there")
+    filled, prompt, ids, pending = (_tokens(llm, header, name) for name in ("filled", "prompt", "ids", "pending"))
+    if len(filled) + len(pending) > llm.context + 1 or not (prompt and pending):
+        raise OptionError(f"restore: {len(filled):,} tokens have no room in a context of {llm.context:,}")
+    rows = _rows(llm, header, body, len(filled))
+    try:
+        made = _generation(llm, header, prompt, constraint)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelFormatError(f"restore: the header is not of this format: {error}") from None
+    made.replay(ids, header.get("finish_reason"))
+    slot, _ = llm.slots.seat(made, [])
+    llm.slots.put_rows(slot, filled, rows)
+    made.slot, made.pending = slot, pending
+    return made
+
+
+def _opened(data: bytes) -> tuple[dict[str, Any], memoryview]:
+    """Header and rows. Raises `ModelFormatError`."""
+    view, start = memoryview(data), len(MAGIC) + 8
+    if len(view) < start + DIGEST or view[: len(MAGIC)] != MAGIC:
+        raise ModelFormatError("restore: these bytes are no snapshot")
+    size = int.from_bytes(view[len(MAGIC) : start], "little")
+    if hashlib.sha256(view[:-DIGEST]).digest() != view[-DIGEST:] or size > len(view) - start - DIGEST:
+        raise ModelFormatError("restore: the snapshot is damaged")
+    try:
+        header = json.loads(bytes(view[start : start + size]))
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"restore: the header is no JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise ModelFormatError("restore: the header is no object")
+    return header, view[start + size : -DIGEST]
+
+
+def _tokens(llm: LanguageModel, header: dict[str, Any], name: str) -> list[int]:
+    found = header.get(name)
+    if not isinstance(found, list) or not all(type(i) is int and 0 <= i < llm.vocab for i in found):
+        raise ModelFormatError(f"restore: {name}: expected tokens of 0 to {llm.vocab - 1}")
+    return found
+
+
+def _rows(llm: LanguageModel, header: dict[str, Any], body: memoryview, length: int) -> dict[str, Array]:
+    """The rows of each state, for which they must be made."""
+    wanted = llm.slots.row_types(length)
+    given = [{"name": n, "shape": list(shape), "dtype": str(dtype)} for n, (shape, dtype) in wanted.items()]
+    if header.get("states") != given:
+        raise OptionError("restore: its cache has another form: load the model with the kv_dtype= that it had then")
+    found, at = dict[str, Array](), 0
+    for name, (shape, dtype) in wanted.items():
+        size = math.prod(shape) * dtype.itemsize
+        if at + size > len(body):
+            raise ModelFormatError("restore: the snapshot is too short")
+        found[name] = np.frombuffer(body[at : at + size], dtype).reshape(shape)
+        at += size
+    if at != len(body):
+        raise ModelFormatError("restore: the snapshot is too long")
+    return found
+
+
+def _generation(
+    llm: LanguageModel, header: dict[str, Any], prompt: Sequence[int], constraint: Constraint | None
+) -> Generation:
+    told, drawn = header["limits"], dict(header["sampling"])
+    drawn["logit_bias"] = dict(drawn["logit_bias"])
+    numbers, stops = (told["most"], told["fixed"], *told["ends"]), told["stops"]
+    if not all(type(n) is int and n >= 0 for n in numbers) or not all(isinstance(s, str) and s for s in stops):
+        raise ValueError("limits")
+    limits = Limits(told["most"], frozenset(told["ends"]), tuple(stops), told["shifts"] is True, told["fixed"])
+    form = None if constraint is None else constraint.copy()
+    return Generation(llm, prompt, limits, Chooser(Sampling(**drawn), form))
+
+
+def _biases(sampling: Sampling) -> list[tuple[int, float]]:
+    return list(sampling.logit_bias.items())
+
+
+def _identity(path: Path) -> str:
+    """By which a model is known: sizes, beginnings and ends of its files."""
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    sha = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        sha.update(size.to_bytes(8, "little"))
+        with file.open("rb") as opened:
+            sha.update(opened.read(ENDS))
+            opened.seek(max(size - ENDS, 0))
+            sha.update(opened.read(ENDS))
+    return sha.hexdigest()
