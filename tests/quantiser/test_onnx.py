@@ -267,6 +267,8 @@ def test_static_int8_of_products_keeps_sums_in_floats(tmp_path: Path) -> None:
     model = onnx.load(tmp_path / "o.onnx")
     last = next(n for n in model.graph.node if n.output[0] == "y")
     assert list(last.input) == ["n", "x"]
+    sums = next(n for n in model.graph.node if n.output[0] == "h")
+    assert list(sums.input) == ["m", "ba.rounded"]  # with which onnxruntime makes one product of integers of it
     assert made.activations == 2
     assert made.outputs[0].rms < 0.01
     assert rlx.load(tmp_path / "o.onnx").explain("passes").count("matmul_integer") == 2

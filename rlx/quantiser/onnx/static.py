@@ -35,13 +35,17 @@ FEWEST = 1e-12  # of the scales of weights
 
 @dataclass(frozen=True)
 class Product:
-    """Node number `node`; its matrix lies along `axis` for each result, None where there is none to go by."""
+    """Node number `node`, whose matrix has its results along `axis`.
+
+    The bias is input number `place[1]` of node `place[0]`, which may be the sum after a MatMul.
+    """
 
     node: int
     op: str
     data: str
     weight: str
     bias: str
+    place: tuple[int, int]
     axis: int
 
 
@@ -86,6 +90,7 @@ def products_of(file: OnnxFile, keep: Sequence[str]) -> list[Product]:
     found: list[Product] = []
     used: set[str] = set()
     names: list[str] = []
+    readers, elsewhere = file.readers(), file.read_elsewhere()
     for k, node in enumerate(file.nodes):
         if node.gone or node.op not in ("Conv", "Gemm", "MatMul") or len(node.inputs) < 2:
             continue
@@ -97,7 +102,9 @@ def products_of(file: OnnxFile, keep: Sequence[str]) -> list[Product]:
             continue
         if node.op == "Gemm" and (node.attribute("transA", 0) or node.attribute("alpha", 1.0) != 1.0):
             continue
-        bias = node.inputs[2] if len(node.inputs) > 2 else ""
+        bias, place = (node.inputs[2], (k, 2)) if len(node.inputs) > 2 else ("", (k, 2))
+        if node.op == "MatMul" and node.outputs[0] not in elsewhere:
+            bias, place = _sum_after(file, node.outputs[0], weight[1][1], readers)
         if node.op == "Gemm" and bias and node.attribute("beta", 1.0) != 1.0:
             continue
         own = [n for n in (node.proto.name, *node.outputs) if n]
@@ -106,11 +113,24 @@ def products_of(file: OnnxFile, keep: Sequence[str]) -> list[Product]:
         used |= hits
         if not hits:
             axis = 0 if node.op == "Conv" or node.attribute("transB", 0) else 1
-            found.append(Product(k, node.op, node.inputs[0], node.inputs[1], bias, axis))
+            found.append(Product(k, node.op, node.inputs[0], node.inputs[1], bias, place, axis))
     for pattern in keep:
         if pattern not in used:
             raise no_such("product", pattern, names)
     return found
+
+
+def _sum_after(
+    file: OnnxFile, value: str, size: int, readers: Mapping[str, Sequence[tuple[int, int]]]
+) -> tuple[str, tuple[int, int]]:
+    """The bias of so many elements that is all that a value is read for, and where; "" where there is none."""
+    reading = readers.get(value, [])
+    if len(reading) == 1 and file.nodes[reading[0][0]].op == "Add":
+        k, i = reading[0]
+        bias = file.nodes[k].inputs[1 - i]
+        if file.type_of_constant(bias) == ("FLOAT", (size,)):
+            return bias, (k, 1 - i)
+    return "", (-1, -1)
 
 
 def rounded_values(file: OnnxFile, products: Sequence[Product]) -> list[str]:
@@ -272,9 +292,9 @@ def _round_bias(file: OnnxFile, product: Product, bias: Array, grid: Grid, scale
         file.add_tensor(f"{product.bias}.scale", step),
         file.add_tensor(f"{product.bias}.zero", np.zeros(bias.shape, np.int32)),
     ]
-    out = file.fresh(f"{product.bias}.rounded")
-    file.add_node(product.node, "DequantizeLinear", parts, [out], domain=file.own_domain, axis=0)
-    file.nodes[product.node].inputs[2] = out
+    out, (node, i) = file.fresh(f"{product.bias}.rounded"), product.place
+    file.add_node(node, "DequantizeLinear", parts, [out], domain=file.own_domain, axis=0)
+    file.nodes[node].inputs[i] = out
 
 
 def _round_value(file: OnnxFile, source: str, value: str, grid: Grid, reading: Sequence[tuple[int, int]]) -> None:

@@ -46,7 +46,7 @@ SUFFIX = {"u32": "u", "i64": "ll", "u64": "ull"}
 
 
 class Sharing(NamedTuple):
-    """Threads that share a reduction: the number of one, how many they are, and the prefix of what joins their parts."""
+    """Threads that share a reduction: the number of one, how many they are, the prefix of what joins their parts."""
 
     number: str
     threads: str
