@@ -188,8 +188,8 @@ class Value:
 
     @property
     def device(self) -> str:
-        """ "cpu": while a function is traced there is no other; what it is compiled for, `rlx.jit` is told."""
-        return "cpu"
+        """`host`: while a function is traced there is no other; what it is compiled for, `rlx.jit` is told."""
+        return "host"
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         """The functions of the array API standard over graph values (`docs/array-api.md`)."""

@@ -29,7 +29,7 @@ np: Any = numpy  # its types are of arrays, here its functions take graph values
 __all__ = ["FFT", "LINALG", "MISSING", "NAMESPACE", "VERSION", "Namespace", "namespace"]
 
 VERSION = "2024.12"
-DEVICE = "cpu"  # the only one there is while a function is traced; what it is compiled for is an option of rlx.jit
+DEVICE = "host"  # the only one there is while a function is traced; what it is compiled for is an option of rlx.jit
 
 NAMES = [
     "abs", "acos", "acosh", "add", "all", "any", "argmax", "argmin", "asin", "asinh", "atan", "atan2", "atanh",
