@@ -26,8 +26,8 @@ Every command takes `--json` and prints one object; this page lists its fields. 
   status says whether it failed: `rlx estimate --budget` and `rlx verify` print their object and have status 1 as well.
 
 ```sh
-rlx run digits.onnx --input image=1x1x8x8 --json
-rlx estimate digits.onnx --dims batch=1:8 --budget 1GiB --json
+rlx run rlx/demo/digits.onnx --input image=1x1x8x8 --json
+rlx estimate rlx/demo/digits.onnx --dims batch=1:8 --budget 1GiB --json
 ```
 """
 
