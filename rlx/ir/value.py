@@ -186,6 +186,15 @@ class Value:
 
     __hash__ = object.__hash__
 
+    @property
+    def device(self) -> str:
+        """`host`: while a function is traced there is no other; what it is compiled for, `rlx.jit` is told."""
+        return "host"
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        """The functions of the array API standard over graph values (`docs/array-api.md`)."""
+        return _method("array_namespace")(self, api_version)
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         return _method("array_ufunc")(ufunc, method, inputs, kwargs)
 

@@ -75,6 +75,12 @@ def test_ufuncs_of_floats() -> None:
     assert set(UFUNCS) - tested == {np.left_shift, np.right_shift, np.matmul}
 
 
+def test_integers_are_rounded_to_integers() -> None:
+    x = np.array([[15, -25], [7, 12345]])
+    for decimals in (0, 2, -1, -3):
+        check(lambda a, decimals=decimals: np.round(a, decimals), x)
+
+
 def test_composites_keep_their_accuracy_when_compiled() -> None:
     """Small and large arguments, whose errors cancel only as long as no pass reorders what they are made of."""
     x = np.array([1e-8, 1e-6, -1e-7, 0.5, 3, 0, 1e10, np.inf, -0.999999, -1.0], np.float32)

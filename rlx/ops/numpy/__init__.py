@@ -17,6 +17,7 @@ from rlx.ops.numpy import (  # noqa: F401  # each registers its functions
     numeric,
     reductions,
     shaping,
+    standard,
 )
 from rlx.ops.numpy.registry import FUNCTIONS, of
 

@@ -266,6 +266,8 @@ def _clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max:
 
 @of(np.round, np.around)
 def _round(a: Any, decimals: int = 0) -> Any:
+    if isinstance(a, Value) and a.dtype.is_integer:
+        return a if decimals >= 0 else cast(_round(cast(a, "f64"), decimals), a.dtype)
     if decimals == 0:
         return np.rint(a)
     scale = 10.0**decimals

@@ -12,6 +12,7 @@ from rlx.ir.value import register_methods
 from rlx.ops.numpy import elementwise, joining, linear, reductions, shaping  # noqa: F401  # np's functions are theirs
 from rlx.ops.numpy.indexing import At, getitem
 from rlx.ops.numpy.registry import FUNCTIONS, array_function, array_ufunc
+from rlx.ops.numpy.standard import namespace
 
 # the operators in a traced function: by NumPy's rules for element types
 OPERATORS = {
@@ -73,7 +74,7 @@ register_methods(
     | {"at": At}
     | {"reshape": _variadic(shaping.reshape), "transpose": _variadic(shaping.transpose)}
     | {"astype": elementwise.astype, "matrix_transpose": shaping.matrix_transpose}
-    | {"array_ufunc": array_ufunc, "array_function": array_function}
+    | {"array_namespace": namespace, "array_ufunc": array_ufunc, "array_function": array_function}
     | {name: _refused(name, IN_PLACE) for name in ("fill", "put", "itemset", "sort", "resize", "partition")}
     | {"nonzero": _refused("nonzero", "the number of results depends on the data: rlx.non_zero takes its count")}
 )

@@ -119,8 +119,18 @@ def ptp(a: Any, axis: Axis = None, out: None = None, keepdims: bool = False) -> 
 
 
 @of(np.var)
-def var(a: Any, axis: Axis = None, dtype: Any = None, out: None = None, ddof: int = 0, keepdims: bool = False) -> Any:
-    """The mean squared distance from the mean, with `ddof` taken off the count."""
+def var(
+    a: Any,
+    axis: Axis = None,
+    dtype: Any = None,
+    out: None = None,
+    ddof: int = 0,
+    keepdims: bool = False,
+    *,
+    correction: float | None = None,
+) -> Any:
+    """The mean squared distance from the mean, with `ddof` (or `correction`) taken off the count."""
+    ddof = ddof if correction is None else correction  # type: ignore[assignment]
     x = value_of("np.var", a)
     x = _float(x) if dtype is None else cast(x, dtype)
     away = x - mean(x, axis, keepdims=True)
@@ -129,12 +139,21 @@ def var(a: Any, axis: Axis = None, dtype: Any = None, out: None = None, ddof: in
 
 
 @of(np.std)
-def std(a: Any, axis: Axis = None, dtype: Any = None, out: None = None, ddof: int = 0, keepdims: bool = False) -> Any:
+def std(
+    a: Any,
+    axis: Axis = None,
+    dtype: Any = None,
+    out: None = None,
+    ddof: int = 0,
+    keepdims: bool = False,
+    *,
+    correction: float | None = None,
+) -> Any:
     """The square root of the variance."""
-    return np.sqrt(var(a, axis, dtype, None, ddof, keepdims))
+    return np.sqrt(var(a, axis, dtype, None, ddof, keepdims, correction=correction))
 
 
-def _flat(what: str, a: Any, axis: int | None) -> tuple[Value, int]:
+def flat_of(what: str, a: Any, axis: int | None) -> tuple[Value, int]:
     """x and the axis to go along: of a flat one if it is None."""
     x = value_of(what, a)
     if axis is None:
@@ -144,7 +163,7 @@ def _flat(what: str, a: Any, axis: int | None) -> tuple[Value, int]:
 
 def _arg(op: Any, what: str, a: Any, axis: int | None, keepdims: bool) -> Any:
     x = value_of(what, a)
-    flat, at = _flat(what, cast(x, "u8") if x.dtype is BOOL else x, axis)
+    flat, at = flat_of(what, cast(x, "u8") if x.dtype is BOOL else x, axis)
     found = op(flat, axis=at, keepdims=keepdims and axis is not None)
     return ops.reshape(found, shape=(1,) * x.rank) if keepdims and axis is None else found
 
@@ -165,21 +184,26 @@ def argmin(a: Any, axis: int | None = None, out: None = None, *, keepdims: bool 
 @of_parts
 def cumsum(a: Any, axis: int | None = None, dtype: Any = None, out: None = None) -> Any:
     """The running sum."""
-    x, at = _flat("np.cumsum", a, axis)
+    x, at = flat_of("np.cumsum", a, axis)
     return ops.cum_sum(_wide(x, dtype), axis=at)
 
 
 @of(np.cumprod)
 def cumprod(a: Any, axis: int | None = None, dtype: Any = None, out: None = None) -> Any:
     """The running product."""
-    x, at = _flat("np.cumprod", a, axis)
+    x, at = flat_of("np.cumprod", a, axis)
     return ops.cum_prod(_wide(x, dtype), axis=at)
 
 
-def _sorted(what: str, a: Any, axis: int | None) -> tuple[Value, Value]:
-    x, at = _flat(what, a, axis)
-    values, places = ops.top_k(cast(x, "u8") if x.dtype is BOOL else x, k=x.shape[at], axis=at, largest=False)
+def _sorted(what: str, a: Any, axis: int | None, largest: bool = False) -> tuple[Value, Value]:
+    x, at = flat_of(what, a, axis)
+    values, places = ops.top_k(cast(x, "u8") if x.dtype is BOOL else x, k=x.shape[at], axis=at, largest=largest)
     return cast(values, x.dtype), places
+
+
+def descending(what: str, a: Any, axis: int) -> tuple[Value, Value]:
+    """The elements along an axis in descending order, and their places; stable."""
+    return _sorted(what, a, axis, largest=True)
 
 
 @of(np.sort)
@@ -197,7 +221,7 @@ def argsort(a: Any, axis: int | None = -1, kind: Any = None, order: None = None,
 @of(np.median)
 def median(a: Any, axis: int | None = None, *, keepdims: bool = False) -> Any:
     """The middle element along an axis, or the mean of the two; NaN if there is one."""
-    x, at = _flat("np.median", _float(value_of("np.median", a)), axis)
+    x, at = flat_of("np.median", _float(value_of("np.median", a)), axis)
     ordered, n = sort(x, at), x.shape[at]
 
     def pick(place: Size) -> Any:
