@@ -594,8 +594,6 @@ def _fits(value: object, hint: Any) -> bool:
         if len(args) == 2 and args[1] is Ellipsis:
             return all(_fits(v, args[0]) for v in value)
         return len(args) == len(value) and all(map(_fits, value, args))
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
     return isinstance(hint, type) and isinstance(value, hint)
