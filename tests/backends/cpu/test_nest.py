@@ -245,3 +245,26 @@ def test_rows_shorter_than_a_vector(count: int, dtype: str) -> None:
             np.testing.assert_allclose(own, expected[name], rtol=2e-3 if dtype == "f16" else 1e-5, atol=1e-6)
         made.append([own.tobytes() for own in got])
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("dtype", ["i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"])
+def test_integer_quotients_in_vectors(dtype: str) -> None:
+    """All pairs of bytes; of wider types the ends, what lies near products, and random ones."""
+    kind = DTYPES[dtype].numpy
+    limits, rng = np.iinfo(kind), np.random.default_rng(3)
+    if limits.bits == 8:
+        every = np.arange(int(limits.min), int(limits.max) + 1)
+        a, b = (v.reshape(-1).astype(kind) for v in np.meshgrid(every, every[every != 0]))
+    else:
+        ends = [limits.min, limits.min + 1, limits.max, limits.max - 1, 1, 2, 3, 7]
+        some = np.concatenate([np.array(ends, kind), rng.integers(limits.min, limits.max, 200, kind, endpoint=True)])
+        some = np.concatenate([some, (some >> (limits.bits // 2)).astype(kind)])
+        a, b = (v.reshape(-1) for v in np.meshgrid(some, some[some != 0]))
+        with np.errstate(over="ignore"):
+            a = np.concatenate([a, (a // b * b).astype(kind), (a // b * b - 1).astype(kind)])
+        b = np.tile(b, 3)
+    graph = Graph("quotients")
+    x, y = (graph.input(name, (len(a),), dtype) for name in "ab")
+    for number, result in enumerate((rlx.div(x, y), rlx.mod(x, y), rlx.mod(x, y, fmod=True))):
+        graph.output(result, f"y{number}")
+    compare(graph, {"a": a, "b": b})

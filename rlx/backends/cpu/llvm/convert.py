@@ -167,7 +167,7 @@ def _integer(f: Function, fn: str, args: list[str], dtype: DType, ty: str, w: in
     if fn == "floordiv" and dtype.name == "i64" and w > 1:
         return _divide_indices(f, a, args[1], w)
     if fn in ("idiv", "irem", "floordiv", "mod"):
-        return _divide(f, fn, a, args[1], signed, ty)
+        return _divide(f, fn, a, args[1], dtype, w)
     if fn in ("floor", "ceil", "round", "trunc"):
         return a
     if fn == "isnan":
@@ -175,13 +175,18 @@ def _integer(f: Function, fn: str, args: list[str], dtype: DType, ty: str, w: in
     raise CompileError(f"the scalar function {fn!r} has no code for {dtype}")
 
 
-def _divide(f: Function, fn: str, a: str, b: str, signed: bool, ty: str) -> str:
+def _divide(f: Function, fn: str, a: str, b: str, dtype: DType, w: int) -> str:
     """Integer quotients and remainders by a divisor that is not 0; lowest / -1 wraps instead of trapping."""
-    if not signed:
-        return f.binary("udiv" if fn in ("idiv", "floordiv") else "urem", a, b, ty)
+    ty = vec(llvm_type(dtype), w)
+    if dtype.kind != "i":
+        if w == 1 or dtype.bits > 32:
+            return f.binary("udiv" if fn in ("idiv", "floordiv") else "urem", a, b, ty)
+        quotient = _quotient(f, a, b, dtype, w)
+        return quotient if fn in ("idiv", "floordiv") else f.sub(a, f.mul(quotient, b, ty), ty)
     minus_one = f.cmp("eq", b, -1, ty)
     safe = f.select(minus_one, 1, b, ty)
-    quotient = f.select(minus_one, f.sub(0, a, ty), f.binary("sdiv", a, safe, ty), ty)
+    exact = f.binary("sdiv", a, safe, ty) if w == 1 or dtype.bits > 32 else _quotient(f, a, safe, dtype, w)
+    quotient = f.select(minus_one, f.sub(0, a, ty), exact, ty)
     if fn == "idiv":
         return quotient
     rest = f.sub(a, f.mul(quotient, b, ty), ty)
@@ -191,6 +196,18 @@ def _divide(f: Function, fn: str, a: str, b: str, signed: bool, ty: str) -> str:
     if fn == "floordiv":
         return f.sub(quotient, f.cast("zext", differs, ty), ty)
     return f.add(rest, f.select(differs, b, 0, ty), ty)
+
+
+def _quotient(f: Function, a: str, b: str, dtype: DType, w: int) -> str:
+    """a / b of up to 32 bits, cut to a whole number, in vectors, which have no integer division: by floats.
+
+    A quotient that is none lies at least 1 / |b| from the next whole number, and its rounding error is less: at most
+    |a / b| 2^-53, or 2^-24 where |a| < 2^16.
+    """
+    ty, real = vec(llvm_type(dtype), w), vec("double" if dtype.bits > 16 else "float", w)
+    into, back = ("sitofp", "fptosi") if dtype.kind == "i" else ("uitofp", "fptoui")
+    near = f.div(f.cast(into, a, real, ty), f.cast(into, b, real, ty), real)
+    return f.cast(back, near, ty, real)
 
 
 def _divide_indices(f: Function, a: str, b: str, w: int) -> str:

@@ -25,6 +25,7 @@ __all__ = ["accepts", "emit_align", "emit_max"]
 
 I64 = DTYPES["i64"]
 FAR = 2**40  # a place beyond every image
+NARROW = 4  # elements of a row of a bin that are taken one by one
 ENTRY = 32  # bytes of a sample's entry: two elements along the axis, and their weights as f64 or f32
 
 
@@ -155,7 +156,33 @@ class _MaxCode(_Regions):
         return ends[0], ends[1]
 
     def best(self, plane: str, top: str, bottom: str, left: str, right: str) -> str:
-        """The largest element of a bin, in vectors along its rows; 0 of an empty one."""
+        """The largest element of a bin; 0 of an empty one."""
+        f = self.frame.f
+        wide = f.cmp("gt", f.sub(right, left, "i64"), NARROW, "i64")
+        (found,) = f.if_(
+            wide,
+            lambda: [(self.real, self.by_vectors(plane, top, bottom, left, right))],
+            lambda: [(self.real, self.one_by_one(plane, top, bottom, left, right))],
+        )
+        some = f.and_(f.cmp("lt", top, bottom, "i64"), f.cmp("lt", left, right, "i64"), "i1")
+        return f.select(some, found, self.constant(0), self.real)
+
+    def one_by_one(self, plane: str, top: str, bottom: str, left: str, right: str) -> str:
+        f = self.frame.f
+        width = self.frame.size(self.width)
+
+        def line(y: str, carried: list[str]) -> list[str]:
+            base = f.mul(y, width, "i64")
+
+            def element(x: str, carried: list[str]) -> list[str]:
+                return [self.larger(self.load(plane, f.add(base, x, "i64")), carried[0])]
+
+            return f.loop(left, right, 1, [(self.real, carried[0])], element)
+
+        return f.loop(top, bottom, 1, [(self.real, self.constant(float("-inf")))], line)[0]
+
+    def by_vectors(self, plane: str, top: str, bottom: str, left: str, right: str) -> str:
+        """In vectors along the rows of the bin."""
         f, w = self.frame.f, self.lanes
         width, memory = self.frame.size(self.width), convert.memory_type(self.x.dtype)
         ty = vec(self.real, w)
@@ -181,8 +208,7 @@ class _MaxCode(_Regions):
             parts = [list(range(w)), list(range(w, 2 * w))]
             halves = [f.shuffle(found, None, p) if w > 1 else f.extract(found, p[0]) for p in parts]
             found = larger(halves[0], halves[1], w)
-        some = f.and_(f.cmp("lt", top, bottom, "i64"), f.cmp("lt", left, right, "i64"), "i1")
-        return f.select(some, found, self.constant(0), self.real)
+        return found
 
 
 # ---- RoiAlign
