@@ -3,7 +3,7 @@
     x -> QuantizeLinear -> DequantizeLinear -> Conv -> ...          w (i8) -> DequantizeLinear -> Conv
 
 Products are Conv, Gemm and MatMul with a constant matrix. Their inputs are rounded, and the results of convolutions,
-after the Relu or Clip that may follow. In networks of convolutions all that read a rounded value read it rounded, so
+after the activation that may follow. In networks of convolutions all that read a rounded value read it rounded, so
 that only its bytes are kept; what only matrix products need rounded (in encoders) stays as it is for sums and norms
 beside them. A Relu or Clip whose limits are those of the 8 bits is left out: QuantizeLinear does the same.
 """
@@ -25,7 +25,9 @@ from rlx.records import dataclass
 
 __all__ = ["Product", "fold_norms", "products_of", "round_products", "rounded_values", "sharing"]
 
-FOLLOWED = ("Relu", "Clip")  # done in the same kernel as the product before
+FOLLOWED = (  # done in the same kernel as the product before, in floats
+    "Relu", "Clip", "LeakyRelu", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "Elu", "Gelu", "Softplus", "Mish",
+)  # fmt: skip
 MOVED = (  # ops whose results are elements of their input
     "MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "DepthToSpace",
     "SpaceToDepth",
