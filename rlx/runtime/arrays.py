@@ -22,6 +22,7 @@ __all__ = [
     "Views",
     "on_device",
     "padded",
+    "read_array",
     "row_of",
     "share_memory",
     "snapshot",
@@ -69,13 +70,13 @@ def _as_array(spec: TensorSpec, value: Any, what: str, adopt: Adopt | None) -> A
         return own
     if isinstance(value, bool | int | float | complex | list | tuple):
         return _from_python(spec, value, what)
-    array = _read(value, what)
+    array = read_array(value, what)
     if array.dtype == object and array.ndim == 0:
         raise DTypeError(f"{what}: expected elements of type {spec.dtype}, got {type(value).__name__}, no array")
     return array
 
 
-def _read(value: Any, what: str) -> Array:
+def read_array(value: Any, what: str) -> Array:
     """What DLPack, the buffer protocol or `__array__` shows."""
     if hasattr(value, "__dlpack__"):
         from rlx.backends.dlpack import read_dlpack
@@ -110,7 +111,7 @@ def to_device(array: Any, device: str) -> Any:
     refuse_masked("to_device", array)
     if isinstance(array, bool | int | float | complex | list | tuple):
         raise DTypeError(f"to_device: expected an array, got {type(array).__name__}: np.asarray makes one of it")
-    read = np.asarray(array) if isinstance(array, np.ndarray | np.generic) else _read(array, "to_device")
+    read = np.asarray(array) if isinstance(array, np.ndarray | np.generic) else read_array(array, "to_device")
     dtype = dtype_of(read.dtype)
     if read.dtype != dtype.numpy:
         raise DTypeError(f"to_device: expected elements of type {dtype}, got {read.dtype}; convert the array first")

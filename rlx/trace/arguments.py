@@ -16,7 +16,7 @@ from rlx.ir.dtype import dtype_of
 from rlx.ir.graph import Array, TensorType, refuse_masked
 from rlx.ir.shape import Dim, Shape, Size
 from rlx.records import dataclass
-from rlx.runtime.arrays import on_device
+from rlx.runtime.arrays import on_device, read_array
 from rlx.trace.tree import is_record, leaves_of, ordered, structure
 
 __all__ = ["Arguments", "Leaf"]
@@ -277,7 +277,9 @@ def _array(path: str, leaf: Any) -> Any:
     if type(leaf) is np.ndarray:
         return leaf
     refuse_masked(f"jit: {path}", leaf)
-    return leaf if on_device(leaf) else np.asarray(leaf)
+    if on_device(leaf):
+        return leaf
+    return read_array(leaf, f"jit: {path}") if hasattr(leaf, "__dlpack__") else np.asarray(leaf)
 
 
 def _flat(tree: Any, arrays: list[Array], key: list[Any]) -> None:

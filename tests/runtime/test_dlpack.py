@@ -212,6 +212,26 @@ def test_what_can_not_be_shared_is_told() -> None:
         doubled().run([Odd(X.copy())])
 
 
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BF16], ids=str)
+def test_functions_take_what_runs_take(dtype: np.dtype[Any]) -> None:
+    """Arguments of a traced function are read through DLPack, bf16 too; memory of another device is refused."""
+    double = rlx.jit(lambda x: {"y": x + x}, device="cpu")
+    for given in (Tensor(X.astype(dtype)), Tensor(X.astype(dtype), old=True), X.astype(dtype)):
+        y = double(given)["y"]
+        assert y.dtype == dtype
+        np.testing.assert_array_equal(y, (X + X).astype(dtype))
+    assert len(double.traces) == 1
+    with pytest.raises(DTypeError, match="jit: an argument"):
+        double(Tensor(X.astype(dtype), device=2))
+
+
+def test_functions_take_tensors_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
+    y = rlx.jit(np.tanh, device="cpu")(x)
+    np.testing.assert_allclose(y.astype(np.float32), torch.tanh(x).float().numpy(), rtol=0.01)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_torch_both_ways(dtype: str) -> None:
     torch = pytest.importorskip("torch")
