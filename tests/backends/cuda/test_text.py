@@ -38,13 +38,13 @@ def body(text: str) -> list[str]:
 
 
 def test_a_map_is_a_loop_over_elements() -> None:
-    """Axes that lie one behind the other are one loop; a size that depends on the run is a word."""
+    """Axes that lie one behind the other are one loop, a size of the run is a word, an index that fits has 32 bits."""
     g = Graph("map")
     g.output(rlx.exp(g.input("x", (Dim("n", 1, 8), 3))) * 2.0, "y")
     (text,) = texts(g)
     assert body(text) == [
         "for (i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x; t < w.v[2]; t += (i64)gridDim.x * blockDim.x) {",
-        "const i64 i1 = t;",
+        "const int i1 = (int)t;",
         "const float v1 = ((float*)w.v[0])[i1];",
         "const float v2 = k_exp(v1);",
         "const float v3 = k_mul(v2, (0x1.0000000000000p+1f));",
@@ -80,7 +80,7 @@ def test_a_load_stays_inside_of_its_reduction() -> None:
     g.output(rlx.reduce_sum(x * y, axes=(0,)), "z")
     (text,) = texts(g)
     lines = body(text)
-    loop = next(n for n, line in enumerate(lines) if line.startswith("for (i64 r"))
+    loop = next(n for n, line in enumerate(lines) if line.startswith(("for (int r", "for (i64 v")))
     assert all(n > loop for n, line in enumerate(lines) if "((float*)" in line and "] = " not in line)
 
 

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rlx.backends.codegen.arguments import ArgumentTable, Computed, Pointer
+from rlx.backends.cuda.text.ranges import Ranges, fits, size_range
 from rlx.ir.casting import ends
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, numel, upper
 from rlx.kernels.affine import Affine, affine, linear_index
-from rlx.kernels.expr import Acc, Apply, Cast, Check, Const, Expr, Load, Reduce, Select, SizeOf, Var, checks
+from rlx.kernels.expr import I64, Acc, Apply, Cast, Check, Const, Expr, Load, Reduce, Select, SizeOf, Var, checks
 from rlx.kernels.loops.analysis import RESULT, free_vars
 from rlx.kernels.program import Buffer
 
@@ -31,7 +32,6 @@ __all__ = [
     "initial_value",
     "is_few",
     "literal",
-    "split",
     "stored_type",
 ]
 
@@ -46,7 +46,7 @@ SUFFIX = {"u32": "u", "i64": "ll", "u64": "ull"}
 
 
 class Sharing(NamedTuple):
-    """Threads that share a reduction: the number of one, how many they are, the prefix of what joins their parts."""
+    """Threads that share a reduction: the number of one, how many they are, and the prefix of what joins parts."""
 
     number: str
     threads: str
@@ -95,6 +95,7 @@ class Emitter:
         self.table = ArgumentTable()
         self.sites: list[tuple[str, str]] = []
         self.free: dict[Expr, frozenset[Var]] = {}
+        self.ranges = Ranges()
         self.count = 0
 
     def fresh(self) -> str:
@@ -104,6 +105,34 @@ class Emitter:
     def word(self, size: Size) -> str:
         """A size as an i64: a literal, or a word where it depends on the run."""
         return f"{size}ll" if isinstance(size, int) else f"w.v[{self.table.slot(size)}]"
+
+    def number(self, size: Size, narrow: bool) -> str:
+        """A size as an i64, or as an int."""
+        if not narrow:
+            return self.word(size)
+        return f"{size}" if isinstance(size, int) else f"(int){self.word(size)}"
+
+    def kind(self, e: Expr) -> str:
+        """The type in C++ that a value of the expression has."""
+        return "int" if self.ranges.narrow(e) else C_TYPES[e.dtype.name]
+
+    def split(self, flat: str, variables: Sequence[tuple[Var, str, Size]]) -> list[str]:
+        """Statements that take a row-major number apart into variables, which get the names; their sizes are bound."""
+        for v, _, size in variables:
+            self.ranges.bind(v, size)
+        most = upper(numel([size for *_, size in variables]))
+        narrow = fits(None if most is None else (0, most))
+        lines, rest, kind = [], f"(int){flat}" if narrow else flat, "int" if narrow else "i64"
+        for v, name, size in reversed(variables[1:]):
+            part = self.number(size, narrow)
+            whole = f"{rest} / {part}" if narrow else f"k_floordiv({rest}, {part})"
+            lines.append(f"const {kind} {name}_q = {whole};")
+            lines.append(f"const {self.kind(v)} {name} = {rest} - {name}_q * {part};")
+            rest = f"{name}_q"
+        if variables:
+            v, name, _ = variables[0]
+            lines.append(f"const {self.kind(v)} {name} = {rest};")
+        return lines
 
     def pointer(self, buffer: Buffer) -> str:
         """A buffer's address, as a pointer to its elements."""
@@ -119,12 +148,17 @@ class Emitter:
         """The text of a value of the expression, whose statements are put into the scope or further out."""
         return self._value(e, scope)[0]
 
+    def wide(self, e: Expr, scope: Scope) -> tuple[str, int]:
+        """The same in the type that the expression says, where an int would not do."""
+        text, depth = self._value(e, scope)
+        return (f"(i64){text}" if self.ranges.narrow(e) else text), depth
+
     def _value(self, e: Expr, scope: Scope) -> tuple[str, int]:
         match e:
             case Const():
-                return literal(e.value, e.dtype), 0
+                return literal(e.value, DTYPES["i32"] if self.ranges.narrow(e) else e.dtype), 0
             case SizeOf(size=size):
-                return self.word(size), 0
+                return self.number(size, self.ranges.narrow(e)), 0
             case Var():
                 return scope.vars[e], self.depth_of((e,), scope)
         found = scope.find(e)
@@ -143,10 +177,14 @@ class Emitter:
             case Load():
                 return self._load(e, scope)
             case Apply(fn="bitcast", args=(a,)):
-                text, depth = self._value(a, scope)
+                text, depth = self.wide(a, scope)
                 return self._put(e, f"bits<{C_TYPES[e.dtype.name]}>({text})", depth, scope)
             case Apply(fn=fn, args=args):
-                parts = [self._value(a, scope) for a in args]
+                as_int = all(self.ranges.narrow(a) for a in args) and (e.dtype is not I64 or self.ranges.narrow(e))
+                parts = [self._value(a, scope) if as_int else self.wide(a, scope) for a in args]
+                start = self.ranges.of(args[0]) if as_int and fn in ("floordiv", "mod") else None
+                if start is not None and start[0] >= 0:
+                    fn = {"floordiv": "idiv", "mod": "irem"}[fn]
                 return self._put(e, f"k_{fn}({', '.join(t for t, _ in parts)})", max(d for _, d in parts), scope)
             case Select(cond=cond, a=a, b=b):
                 (c, first), (x, second), (y, third) = (self._value(part, scope) for part in (cond, a, b))
@@ -164,22 +202,33 @@ class Emitter:
 
     def _put(self, e: Expr, text: str, depth: int, scope: Scope) -> tuple[str, int]:
         at, name = scope.chain[depth], self.fresh()
-        at.lines.append(f"const {C_TYPES[e.dtype.name]} {name} = {text};")
+        at.lines.append(f"const {self.kind(e)} {name} = {text};")
         at.made[e] = name
         return name, depth
 
     # ---- addresses and loads
 
     def offset(self, form: Affine, scope: Scope) -> tuple[str, int]:
-        """The number of an element, an i64."""
+        """The number of an element, in as few bits as hold it."""
         parts, depth = [], 0
+        narrow = self.is_narrow_sum(form)
         for term, coef in form.coefs.items():
-            text, own = self._value(term, scope)
+            text, own = self._value(term, scope) if narrow else self.wide(term, scope)
             depth = max(depth, own)
-            parts.append(text if coef == 1 else f"{text} * {self.word(coef)}")
+            parts.append(text if coef == 1 else f"{text} * {self.number(coef, narrow)}")
         if form.constant != 0 or not parts:
-            parts.append(self.word(form.constant))
+            parts.append(self.number(form.constant, narrow))
         return " + ".join(parts), depth
+
+    def is_narrow_sum(self, form: Affine) -> bool:
+        """Whether no partial sum of a linear form leaves 32 bits."""
+        total = 0
+        for term, coef in (*form.coefs.items(), (Const(1, I64), form.constant)):
+            found, scale = self.ranges.of(term), size_range(coef)
+            if found is None or scale is None or not self.ranges.narrow(term):
+                return False
+            total += max(map(abs, found)) * max(map(abs, scale))
+        return fits((0, total))
 
     def _load(self, e: Load, scope: Scope) -> tuple[str, int]:
         whole = len(e.indices) == len(e.source.shape)  # else it has been made one index
@@ -194,7 +243,7 @@ class Emitter:
         return self._put(e, text, max(depth, self._inside(scope)), scope)
 
     def _check(self, e: Check, scope: Scope) -> tuple[str, int]:
-        (ok, first), (shown, second), (text, third) = (self._value(x, scope) for x in (e.ok, e.shown, e.value))
+        (ok, first), (shown, second), (text, third) = (self.wide(x, scope) for x in (e.ok, e.shown, e.value))
         depth = max(first, second, third, self._inside(scope))
         at = scope.chain[depth]
         kind = e.shown.dtype.kind
@@ -215,10 +264,12 @@ class Emitter:
         at = scope.chain[depth]
         crossed = [s.turns for s in scope.chain[depth + 1 :] if s.turns]
         name, kind = self.fresh(), C_TYPES[e.dtype.name]
-        sizes = [self.word(n) for n in e.extents]
-        names = {v: f"{v.name}_{self.fresh()}" for v in e.vars}
-        body = Scope(at, names, turns=" && ".join(f"{n} > 0" for n in sizes))
-        text = self.value(e.body, body)
+        loops = [(v, f"{v.name}_{self.fresh()}", n) for v, n in zip(e.vars, e.extents, strict=True)]
+        for v, _, n in loops:
+            self.ranges.bind(v, n)
+        names = {v: own for v, own, _ in loops}
+        body = Scope(at, names, turns=" && ".join(f"{self.word(n)} > 0" for n in e.extents))
+        text, _ = self.wide(e.body, body)
         arg = e.kind in ("argmax", "argmin")
         if arg:
             rule = f"{1 if e.kind == 'argmax' else -1}, {'true' if e.last else 'false'}"
@@ -233,7 +284,7 @@ class Emitter:
                 f"{'double' if wide else kind} {total} = {'0' if wide else initial_value(e.kind, e.dtype)};"
             )
             step = f"{total} = {total} + {text};" if wide else f"{name} = k_{e.kind}({name}, {text});"
-        lines = self._loops(list(names.values()), sizes, [*body.lines, step], at.sharing)
+        lines = self._loops(loops, [*body.lines, step], at.sharing)
         guard = " && ".join(crossed)
         at.lines += [f"if ({guard}) {{", *lines, "}"] if guard else lines
         if at.sharing is not None:
@@ -245,29 +296,16 @@ class Emitter:
         at.made[e] = name
         return name, depth
 
-    def _loops(
-        self, names: Sequence[str], sizes: Sequence[str], body: Sequence[str], sharing: Sharing | None
-    ) -> list[str]:
+    def _loops(self, loops: Sequence[tuple[Var, str, Size]], body: Sequence[str], sharing: Sharing | None) -> list[str]:
         if sharing is None:
-            heads = [f"for (i64 {v} = 0; {v} < {n}; ++{v}) {{" for v, n in zip(names, sizes, strict=True)]
+            heads = []
+            for v, name, size in loops:
+                end = self.number(size, self.ranges.narrow(v))
+                heads.append(f"for ({self.kind(v)} {name} = 0; {name} < {end}; ++{name}) {{")
             return [*heads, *body, "}" * len(heads)]
-        at = self.fresh()
-        head = f"for (i64 {at} = {sharing.number}; {at} < {' * '.join(sizes) or '1ll'}; {at} += {sharing.threads}) {{"
-        return [head, *split(at, names, sizes), *body, "}"]
-
-
-def split(flat: str, names: Sequence[str], sizes: Sequence[str]) -> list[str]:
-    """Statements that take a row-major number apart."""
-    lines, rest = [], flat
-    for d in range(len(names) - 1, -1, -1):
-        if d == 0:
-            lines.append(f"const i64 {names[0]} = {rest};")
-            break
-        whole = f"{names[d]}_q"
-        lines.append(f"const i64 {whole} = k_floordiv((i64)({rest}), {sizes[d]});")
-        lines.append(f"const i64 {names[d]} = {rest} - {whole} * {sizes[d]};")
-        rest = whole
-    return lines
+        at, total = self.fresh(), " * ".join(self.word(size) for *_, size in loops) or "1ll"
+        head = f"for (i64 {at} = {sharing.number}; {at} < {total}; {at} += {sharing.threads}) {{"
+        return [head, *self.split(at, loops), *body, "}"]
 
 
 def is_few(shape: Shape) -> bool:

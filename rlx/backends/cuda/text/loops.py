@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.backends.cuda.text.emitter import BLOCK, SLICES, Emitter, Scope, is_few, split
+from rlx.backends.cuda.text.emitter import BLOCK, SLICES, Emitter, Scope, is_few
 from rlx.backends.cuda.text.function import Extents, Text, Threads, function_text, store_line, volume
 from rlx.ir.shape import Shape, Size, numel, upper
 from rlx.kernels.affine import affine
@@ -63,9 +63,9 @@ def thread_text(store: Store) -> Text:
     emitter = Emitter()
     sliced = wants_slices(expr, sizes)
     scope = Scope(Scope(None, {}), {v: v.name for v in names}, sharing=SLICES if sliced else None)
+    apart = emitter.split("t", [(v, v.name, size) for v, size in zip(names, sizes, strict=True)])
     store_line(emitter, merged, scope)
     total = " * ".join(map(emitter.word, sizes)) or "1ll"
-    apart = split("t", [v.name for v in names], [emitter.word(s) for s in sizes])
     assert scope.parent is not None
     if sliced:  # threads beyond the last element share its reductions, and store nothing
         *lines, last = scope.lines
@@ -157,16 +157,17 @@ def row_text(store: Store, outer: frozenset[Var]) -> Text:
     emitter = Emitter()
     row = Scope(Scope(None, {}), {v: v.name for v, _ in rows}, sharing=BLOCK)
     element = Scope(row, {v: v.name for v, _ in inner})
+    apart = [emitter.split(flat, [(v, v.name, s) for v, s in part]) for flat, part in (("row", rows), ("t", inner))]
     store_line(emitter, replace(store, index=at, expr=expr), element)
     row_sizes, inner_sizes = [emitter.word(s) for _, s in rows], [emitter.word(s) for _, s in inner]
     assert row.parent is not None
     body = [
         *row.parent.lines,
         f"for (i64 row = blockIdx.x; row < {' * '.join(row_sizes) or '1ll'}; row += gridDim.x) {{",
-        *(split("row", [v.name for v, _ in rows], row_sizes) if rows else []),
+        *apart[0],
         *row.lines,
         f"for (i64 t = threadIdx.x; t < {' * '.join(inner_sizes) or '1ll'}; t += blockDim.x) {{",
-        *(split("t", [v.name for v, _ in inner], inner_sizes) if inner else []),
+        *apart[1],
         *element.lines,
         "}",
         "}",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from rlx.backends.cuda.text.emitter import C_TYPES, Emitter, Scope, literal, split
+from rlx.backends.cuda.text.emitter import C_TYPES, Emitter, Scope, literal
 from rlx.backends.cuda.text.form import COLUMN, ROW, K, Product
 from rlx.backends.cuda.text.function import Extents, Text, Threads, function_text, store_line, volume
 from rlx.backends.cuda.text.loops import Fixed
@@ -46,6 +46,7 @@ class Tile:
     step: int
 
 
+BEYOND = 1024  # places after the last that a tile may reach
 PART = 64  # rows of a result that shared memory holds at a time
 PLAIN = (Tile(64, 64, 0, 0, 256, 32), Tile(32, 32, 0, 0, 256, 64))
 TENSOR = (Tile(128, 128, 64, 32, 256, 32), Tile(64, 64, 32, 32, 128, 64), Tile(32, 32, 16, 16, 128, 128))
@@ -117,7 +118,7 @@ def plain_side(emitter: Emitter, top: Scope, side: Side, kind: DType) -> Brought
     if group == 4:
         line, step = (line, f"({step}) * 4") if by_depth else (f"({line}) * 4", step)
     loop = each(side, count)
-    load = [*loop, f"const i64 {name}_at = {side.start} + {line}, {name}_k = k0 + {step};"]
+    load = [*loop, *places(emitter, side, line, step)]
     inside = f"{name}_at < {side.size} && {name}_k < {side.depth}"
     to = [f"{name}_r[{group} * j + {n}]" for n in range(group)]
     if group == 4:
@@ -133,9 +134,24 @@ def plain_side(emitter: Emitter, top: Scope, side: Side, kind: DType) -> Brought
     else:
         element, text = element_of(emitter, top, side)
         load += [f"{to[0]} = {literal(0, kind)};", f"if ({inside}) {{", *element.lines, f"{to[0]} = {text};", "}"]
-    places = [(f"{step} + {n}", line) if by_depth else (step, f"{line} + {n}") for n in range(group)]
-    store = [*loop, *(f"{name}_s[{s}][{at}] = {r};" for r, (s, at) in zip(to, places, strict=True)), "}"]
+    targets = [(f"{step} + {n}", line) if by_depth else (step, f"{line} + {n}") for n in range(group)]
+    store = [*loop, *(f"{name}_s[{s}][{at}] = {r};" for r, (s, at) in zip(to, targets, strict=True)), "}"]
     return Brought([f"{C_TYPES[kind.name]} {name}_r[{group * count}];"], [*load, "}"], store)
+
+
+def place(emitter: Emitter, side: Side, line: str) -> str:
+    """The statement that says which place along the result's axis an item is for."""
+    return f"const {emitter.kind(side.along)} {side.name}_at = {side.start} + {line};"
+
+
+def step_place(emitter: Emitter, side: Side, step: str) -> str:
+    """The statement that says which place of the depth an item is for."""
+    return f"const {emitter.kind(K)} {side.name}_k = k0 + {step};"
+
+
+def places(emitter: Emitter, side: Side, line: str, step: str) -> tuple[str, str]:
+    """Both."""
+    return place(emitter, side, line), step_place(emitter, side, step)
 
 
 def each(side: Side, count: int) -> list[str]:
@@ -159,11 +175,11 @@ def pairs(emitter: Emitter, top: Scope, side: Side, by_depth: bool) -> Brought:
     element, text = element_of(emitter, top, side)
     load = [
         *each(side, count),
-        f"const i64 {name}_at = {side.start} + {line};",
+        place(emitter, side, line),
         f"{name}_r[j] = 0;",
         "#pragma unroll",
         "for (int h = 0; h < 2; ++h) {",
-        f"const i64 {name}_k = k0 + {word} * 2 + h;",
+        step_place(emitter, side, f"{word} * 2 + h"),
         f"if ({name}_at < {side.size} && {name}_k < {side.depth}) {{",
         *element.lines,
         f"{name}_r[j] |= (u32){text} << (16 * h);",
@@ -183,7 +199,7 @@ def quads_along_depth(emitter: Emitter, top: Scope, side: Side) -> Brought:
     read, (x, y, z, w) = four_read(side, address, "four")
     load = [
         *each(side, count),
-        f"const i64 {name}_at = {side.start} + e / {groups}, {name}_k = k0 + e % {groups} * 4;",
+        *places(emitter, side, f"e / {groups}", f"e % {groups} * 4"),
         f"{name}_r[2 * j] = {name}_r[2 * j + 1] = 0;",
         f"if ({name}_at < {side.size} && {name}_k < {side.depth}) {{",
         *before,
@@ -209,12 +225,12 @@ def quads_along_lines(emitter: Emitter, top: Scope, side: Side) -> Brought:
     load = [
         *each(side, count),
         f"const int line = (e / 32 % {groups // 4} * 4 + e / 8 % 4) * 4, word = e / {8 * groups} * 8 + e % 8;",
-        f"const i64 {name}_at = {side.start} + line;",
+        place(emitter, side, "line"),
         "#pragma unroll",
         f"for (int i = 0; i < 4; ++i) {name}_r[4 * j + i] = 0;",
         "#pragma unroll",
         "for (int h = 0; h < 2; ++h) {",
-        f"const i64 {name}_k = k0 + word * 2 + h;",
+        step_place(emitter, side, "word * 2 + h"),
         f"if ({name}_at < {side.size} && {name}_k < {side.depth}) {{",
         *before,
         four_read(side, address, "four")[0],
@@ -375,6 +391,9 @@ def whole_text(
     m, n, k = emitter.word(product.m), emitter.word(product.n), emitter.word(product.k)
     base = Scope(None, {})
     top = Scope(base, {v: v.name for v, _ in product.batch})
+    apart = emitter.split("entry", [(v, v.name, size) for v, size in product.batch])
+    for v, size in ((ROW, product.m), (COLUMN, product.n), (K, product.k)):
+        emitter.ranges.bind(v, size, BEYOND)
     a = bring(emitter, top, Side("a", product.a, ROW, "m0", tile.rows, step, m, k, tile.threads))
     b = bring(emitter, top, Side("b", product.b, COLUMN, "n0", tile.columns, step, n, k, tile.threads))
     element = f"c_s[at / {tile.columns}][at % {tile.columns}]"
@@ -389,7 +408,7 @@ def whole_text(
         f"const i64 n0 = blockIdx.x % tiles_n * {tile.columns}, rest = blockIdx.x / tiles_n;",
         f"const i64 m0 = rest % tiles_m * {tile.rows}, entry = rest / tiles_m;",
         *base.lines,
-        *split("entry", [v.name for v, _ in product.batch], [emitter.word(s) for _, s in product.batch]),
+        *apart,
         *top.lines,
         *shared,
         f"{kind} (*c_s)[{tile.columns + 1}] = ({kind} (*)[{tile.columns + 1}])shared;",
@@ -412,7 +431,8 @@ def whole_text(
         *settle,
         "__syncthreads();",
         f"for (int at = threadIdx.x; at < {part * tile.columns}; at += {tile.threads}) {{",
-        f"const i64 row = m0 + first + at / {tile.columns}, column = n0 + at % {tile.columns};",
+        f"const {emitter.kind(ROW)} row = m0 + first + at / {tile.columns};",
+        f"const {emitter.kind(COLUMN)} column = n0 + at % {tile.columns};",
         f"if (row < {m} && column < {n}) {{",
         *result.lines,
         "}",
