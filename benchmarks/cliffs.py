@@ -52,12 +52,14 @@ REASONS = {
     "ArrayFeatureExtractor": "columns at any places: element by element, where a step of two was known",
     "CDist": "from differences, not a product: the distance of equal rows is 0",
     "Col2Im": "sums of windows, which are few elements a row",
+    **dict.fromkeys(("Conv", "FusedConv"), "taps that see only padding are multiplied; columns with gaps are copied"),
     "ConstantOfShape": "a result whose size the data decide is copied from the arena",
+    "ConvTranspose": "results are put between each other and into planes by a copy",
     "CumProd": "along an axis that is not the last: a column at a time",
     "CumSum": "along an axis that is not the last: a column at a time",
     "Div": "integers, whose division by 0 stops the run",
     "DeformConv": "an image of 8 columns is half a vector wide",
-    "DynamicQuantizeLSTM": "products of pairs of i16, not of four bytes; functions are f64, rounded once",
+    "DynamicQuantizeLSTM": "functions are f64, rounded once",
     "EyeLike": "the diagonal is tested at every element",
     "MaxRoiPool": "an element at a time",
     "Multinomial": "a logarithm for each class and draw (Gumbel noise): draws depend on no rounding of sums",
@@ -79,8 +81,9 @@ What had been the worst rows and was mended: Range and whatever else has a size 
 the number with the size of the run before, and the host is asked only where it differs); LabelEncoder; DeformConv (a
 product of what its taps see); Upsample and Resize, GridSample, RotaryEmbedding, DepthToSpace, AffineGrid (elements that
 are repeated, exchanged or put between each other are shuffled, and channels share the places at which they are
-sampled); convolutions whose results are planes, worst where a plane is a multiple of 4 KiB; ConvTranspose; ArgMax;
-copies and elementwise ops of 0.5 MiB and more (results are written where the caller gets them).
+sampled); convolutions whose results are planes, worst where a plane is a multiple of 4 KiB, those in groups and of f16 (by
+transforms, and as products where windows are single pixels), in three axes, and with gaps; ConvTranspose; ArgMax;
+DynamicQuantizeLSTM; copies and elementwise ops of 0.5 MiB and more (results are written where the caller gets them).
 
 ## Other values than onnxruntime's
 

@@ -231,29 +231,30 @@ class ConvTranspose(Op):
 
         Output element q (before the crop) gets x[i] w[t] for q = i * stride + t * dilation. With q = m * stride + r,
         each phase r is an ordinary convolution over m with those taps t that lead to it. One convolution makes
-        all phases that have as many taps at the same places: no zeros are inserted into x or w, which would be
-        multiplied in vain, and by what is not finite.
+        all phases that have as many taps at the same places, in groups each phase has its own: no zeros are inserted
+        into x or w, which would be multiplied in vain, and by what is not finite.
         """
         strides, dilations, pads, extra = self._window(x.rank)
         n = x.rank - 2
         (out,) = self.infer_types([v.type for v in (x, w, b) if v is not None])
         kernel = [evaluate(size, {}) for size in w.shape[2:]]
-        runs = [_phase_runs(*axis) for axis in zip(kernel, strides, dilations, strict=True)]
+        together = self.groups == 1  # else a phase's channels would lie between those of others
+        runs = [_phase_runs(*axis, together) for axis in zip(kernel, strides, dilations, strict=True)]
         firsts = [pads[d] // s for d, s in enumerate(strides)]  # rows m that the crop keeps, and how many
         more = [(dilations[d] * (k - 1) + extra[d] - pads[d + n]) // strides[d] for d, k in enumerate(kernel)]
         rows = tuple(x.shape[d + 2] + more[d] - firsts[d] for d in range(n))
 
         def made(chosen: tuple[_Phases, ...]) -> Value:
-            """The phases of one run of each axis, as [N, groups, phases.., O/g, m..]."""
+            """The phases of one run of each axis, as [N, phases.., O, m..]."""
             counts = tuple(run.phases for run in chosen)
-            shape = (x.shape[0], self.groups, *counts, w.shape[1], *rows)
+            shape = (x.shape[0], *counts, w.shape[1] * self.groups, *rows)
             if any(run.taps == 0 for run in chosen):
                 return _biases(g, b, shape, x, n)
             begins = [run.first + (run.taps - 1) * run.step - firsts[d] for d, run in enumerate(chosen)]
             ends = [more[d] - run.first for d, run in enumerate(chosen)]
             steps = tuple(run.step for run in chosen)
             conv = Conv((), () if set(steps) == {1} else steps, (*begins, *ends), self.groups)
-            bias = () if b is None else (_repeated(g, b, prod(counts), self.groups),)
+            bias = () if b is None else (_repeated(g, b, prod(counts)),)
             y = g.add(conv, x, _phase_weights(g, w, chosen, self.groups), *bias)[0]
             return y if prod(strides) == 1 else g.add(Reshape(shape), y)[0]
 
@@ -262,7 +263,7 @@ class ConvTranspose(Op):
             if axis == n:
                 return made(chosen)
             parts = [joined((*chosen, run)) for run in runs[axis]]
-            return parts[0] if len(parts) == 1 else g.add(Concat(2 + axis), *parts)[0]
+            return parts[0] if len(parts) == 1 else g.add(Concat(1 + axis), *parts)[0]
 
         y = _interleaved(g, joined(()), strides)
         starts = [pads[d] - s * firsts[d] for d, s in enumerate(strides)]
@@ -286,8 +287,8 @@ class _Phases:
     apart: int
 
 
-def _phase_runs(kernel: int, stride: int, dilation: int) -> list[_Phases]:
-    """All phases of an axis, in order."""
+def _phase_runs(kernel: int, stride: int, dilation: int, together: bool) -> list[_Phases]:
+    """All phases of an axis, in order; `together`: one run has all those that it can."""
     common = gcd(stride, dilation)
     apart, step, runs = stride // common, dilation // common, list[_Phases]()
     for phase in range(stride):
@@ -296,7 +297,7 @@ def _phase_runs(kernel: int, stride: int, dilation: int) -> list[_Phases]:
         first = (start * dilation - phase) // stride if taps else 0
         last = runs[-1] if runs else None
         follows = last is not None and (taps == 0 or start == last.start + last.phases)
-        if last is not None and follows and (last.taps, last.first) == (taps, first):
+        if together and last is not None and follows and (last.taps, last.first) == (taps, first):
             runs[-1] = replace(last, phases=last.phases + 1)
         else:
             runs.append(_Phases(1, taps, first, step, start, apart))
@@ -307,7 +308,7 @@ def _biases(g: Graph, b: Value | None, shape: tuple[Size, ...], x: Value, n: int
     """Phases that no tap leads to: the bias alone."""
     if b is None:
         return g.add(Expand(shape), g.constant(0, x.dtype))[0]
-    apart = g.add(Reshape((1, shape[1], *(1,) * n, shape[2 + n], *(1,) * n)), b)[0]
+    apart = g.add(Reshape((*(1,) * (1 + n), shape[1 + n], *(1,) * n)), b)[0]
     return g.add(Expand(shape), apart)[0]
 
 
@@ -338,27 +339,24 @@ def _phase_weights(g: Graph, w: Value, runs: tuple[_Phases, ...], groups: int) -
     return g.add(Reshape((groups * o * phases, c // groups, *taps)), moved)[0]
 
 
-def _repeated(g: Graph, b: Value, times: int, groups: int) -> Value:
+def _repeated(g: Graph, b: Value, times: int) -> Value:
     if times == 1:
         return b
-    size = exact_div(b.shape[0], groups)
-    assert size is not None
-    rows = g.add(Reshape((groups, 1, size)), b)[0]
-    return g.add(Reshape((b.shape[0] * times,)), g.add(Expand((groups, times, size)), rows)[0])[0]
+    rows = g.add(Expand((times, *b.shape)), b)[0]
+    return g.add(Reshape((b.shape[0] * times,)), rows)[0]
 
 
 def _interleaved(g: Graph, y: Value, strides: tuple[int, ...]) -> Value:
-    """[N, g, phases.., O/g, m..] -> [N, O, (m * stride)..] (pixel shuffle); what has one phase is [N, O, m..] already.
+    """[N, phases.., O, m..] -> [N, O, (m * stride)..] (pixel shuffle); what has one phase is [N, O, m..] already.
 
     The channels of a phase are next to each other: where images have their channels last, they are moved together.
     """
     n = len(strides)
     if prod(strides) == 1:
         return y
-    batch, groups = y.shape[:2]
-    channels, *space = y.shape[2 + n :]
-    order = [0, 1, 2 + n]
+    channels, *space = y.shape[1 + n :]
+    order = [0, 1 + n]
     for d in range(n):
-        order += [3 + n + d, 2 + d]
+        order += [2 + n + d, 1 + d]
     moved = g.add(Transpose(tuple(order)), y)[0]
-    return g.add(Reshape((batch, groups * channels, *(m * s for m, s in zip(space, strides, strict=True)))), moved)[0]
+    return g.add(Reshape((y.shape[0], channels, *(m * s for m, s in zip(space, strides, strict=True)))), moved)[0]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from rlx.backends.cpu.kernels.conv.int8 import MOST_PLANES
+from rlx.backends.cpu.kernels.conv.pointwise import may_be_product
 from rlx.ir.shape import Shape, Size, numel
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import Expr, Load, Var, loads, substitute_vars, transform
@@ -61,13 +62,19 @@ def _fit(program: Program) -> set[Buffer]:
 
 
 def _chosen(kernels: Sequence[Kernel], fit: set[Buffer]) -> set[Buffer]:
-    """Those next to convolutions, and those that are computed channel by channel next to chosen ones."""
+    """Those next to convolutions, and those that are computed channel by channel next to chosen ones.
+
+    A convolution that is a product where planes are is such a computation itself.
+    """
     chosen: set[Buffer] = set()
+    links = [(a.base, b.base) for k in kernels for store in k.stores for a, b in _links(store)]
     for k in kernels:
         if isinstance(k.anchor, Conv):
-            near = [k.stores[0].buffer.base, *(x.source.base for x in loads(k.anchor.x) if not byte_planes(k.anchor))]
-            chosen.update(b for b in near if b in fit)
-    links = [(a.base, b.base) for k in kernels for store in k.stores for a, b in _links(store)]
+            made, read = k.stores[0].buffer.base, [x.source.base for x in loads(k.anchor.x)]
+            if may_be_product(k):  # it is as good with planes, if both are
+                links += [(made, b) for b in read]
+                continue
+            chosen.update(b for b in (made, *([] if byte_planes(k.anchor) else read)) if b in fit)
     grown = True
     while grown:
         new = {b for link in links if any(x in chosen for x in link) for b in link if b in fit} - chosen

@@ -19,7 +19,7 @@ from rlx.kernels.prepared import is_fixed
 from rlx.kernels.program import Kernel, Store
 from rlx.records import replace
 
-__all__ = ["as_product"]
+__all__ = ["as_product", "may_be_product"]
 
 LEAST = 512  # pixels of a plane: of fewer, rows of results are too short to pay
 PIXEL = Var("pixel")
@@ -30,7 +30,7 @@ def as_product(kernel: Kernel) -> Kernel | None:
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
     space = store.extents[2:]
-    if not _is_pointwise(anchor) or len(kernel.stores) > 1 or not _of_planes(kernel, space):
+    if not may_be_product(kernel) or not _of_planes(kernel):
         return None
     x = _flat(anchor.x, space)
     expr = _flat(store.expr, space)
@@ -71,25 +71,34 @@ def _at(store: Store, to: dict[Var, Expr]) -> tuple[Expr, ...]:
     return tuple(substitute_vars(i, places) for i in store.index)
 
 
-def _is_pointwise(anchor: Conv) -> bool:
+def may_be_product(kernel: Kernel) -> bool:
+    """Whether a convolution, from planes to planes, is a product of long rows whose sums have the same bits.
+
+    A sum is one chain over no more channels than a block of k has; those of few outputs are made otherwise.
+    """
+    anchor, space = kernel.anchor, kernel.stores[0].extents[2:]
+    assert isinstance(anchor, Conv)
     single = all(size == 1 for size in anchor.w_shape[2:]) and {*anchor.strides} == {1} and not any(anchor.pads)
-    return single and anchor.x.dtype.is_float and anchor.w.dtype is anchor.x.dtype and anchor.zero is None
+    floats = anchor.x.dtype.is_float and anchor.w.dtype is anchor.x.dtype and anchor.zero is None
+    if not single or not floats or len(kernel.stores) > 1:
+        return False
+    pixels, channels, few = size_product(space), anchor.w_shape[1], is_few(anchor.w_shape[0] // anchor.groups)
+    known = isinstance(pixels, int) and all(isinstance(size, int) for size in (*space, *anchor.w_shape))
+    return known and not few and pixels >= LEAST and channels <= PRODUCT_BLOCK
 
 
-def _of_planes(kernel: Kernel, space: Shape) -> bool:
-    """Whether the image and the results lie in planes of so many pixels that rows of them are worth it."""
+def _of_planes(kernel: Kernel) -> bool:
+    """Whether the image and the results lie in planes."""
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
     read = list(loads(anchor.x))
-    if len(read) != 1 or not all(isinstance(size, int) for size in (*space, *anchor.w_shape)):
+    if len(read) != 1:
         return False
     channel, last = out_vars(2)[1], out_vars(len(store.extents))[-1]
     indices = linear_index(read[0].indices, read[0].source.shape), linear_index(store.index, store.buffer.shape)
-    few = is_few(anchor.w_shape[0] // anchor.groups)  # whose sums are those of vectors along the channels
-    one_chain = not few and int(anchor.w_shape[1]) <= PRODUCT_BLOCK
-    planes = one_chain and all(i.coefs.get(last, 0) == 1 and i.coefs.get(channel, 0) != 1 for i in indices)
-    known = store.buffer.encoding is None and read[0].source.encoding is None
-    return planes and known and store.buffer.dtype.bits >= 8 and int(size_product(space)) >= LEAST
+    planes = all(i.coefs.get(last, 0) == 1 and i.coefs.get(channel, 0) != 1 for i in indices)
+    plain = store.buffer.encoding is None and read[0].source.encoding is None
+    return planes and plain and store.buffer.dtype.bits >= 8
 
 
 def _merged(index: Affine, space: Shape) -> Affine | None:
