@@ -89,7 +89,8 @@ def _links(store: Store) -> Iterator[tuple[Buffer, Buffer]]:
         return
     axes = [_lone_var(i) for i in store.index]
     for load in loads(store.expr):
-        if len(load.indices) == len(store.index):
+        viewed = load.source.shape[1:2] == (1,) != load.source.base.shape[1:2]  # its channels are another axis
+        if len(load.indices) == len(store.index) and not viewed:
             read = [affine(i).coefs for i in load.indices]
             if axes[1] in read[1] and any(v is not None and v in c for v, c in zip(axes[2:], read[2:], strict=True)):
                 yield store.buffer, load.source
