@@ -319,8 +319,8 @@ def point(row: Row) -> str:
 
 def joined(earlier: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
     """The rows of an earlier sweep, those of points that were measured again in the place of theirs."""
-    again = {point(row): row for row in rows}
-    return [*(again.pop(point(row), row) for row in earlier), *again.values()]
+    again = {point(row) for row in rows}
+    return [*(row for row in earlier if point(row) not in again), *rows]
 
 
 def compared(earlier: Sequence[Row], rows: Sequence[Row]) -> str:
