@@ -32,6 +32,7 @@ from cliff_cases import CASES, NUMPY, SCIPY, Array, Net, Pick, Value
 from peers import calls, error_of
 
 RATIO, JUMP = 0.8, 3.0
+GROWN = 1.15  # times a ratio before from which on a point counts as mended
 LEAST = 20e-6  # seconds: below, a run's fixed costs hide what its work takes
 LIMIT = 60.0  # seconds that one point may take, compiling included
 RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
@@ -41,49 +42,50 @@ Row = dict[str, Any]
 F64 = "f64, by longer polynomials and quotients; not looked into"
 COPIED = "a run's fixed costs, or results below 512 KiB: those are copied from the arena"
 SHORT_ROWS = "rows that are shorter than a vector, or end within one"
-EXP = "e^x down to subnormal results (a clamp, and a scaling in two steps); rows of few elements"
+EXP = "e^x within 1 ulp and down to subnormal results, some instructions more than theirs"
 REASONS = {
     **dict.fromkeys(("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Sinh"), F64),
     **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Slice", "Split"), COPIED),
-    **dict.fromkeys(("ArgMax", "ArgMin", "AveragePool", "Hardmax", "MaxPool", "ReduceLogSum"), SHORT_ROWS),
+    **dict.fromkeys(("AveragePool", "MaxPool"), SHORT_ROWS),
     **dict.fromkeys(("Ceil", "Cos", "Sqrt"), "bf16, of 256 elements: a run's fixed costs"),
     **dict.fromkeys(("Exp", "LogSoftmax", "Sigmoid", "Softmax"), EXP),
     "AffineGrid": "in three dimensions: the last axis has three elements, too few for vectors",
     "ArrayFeatureExtractor": "columns at any places: element by element, where a step of two was known",
-    "CDist": "from differences, not a product: the distance of equal rows is 0",
     "Col2Im": "sums of windows, which are few elements a row",
     **dict.fromkeys(("Conv", "FusedConv"), "taps that see only padding are multiplied; columns with gaps are copied"),
     "ConstantOfShape": "a result whose size the data decide is copied from the arena",
     "ConvTranspose": "results are put between each other and into planes by a copy",
     "CumProd": "along an axis that is not the last: a column at a time",
     "CumSum": "along an axis that is not the last: a column at a time",
-    "Div": "integers, whose division by 0 stops the run",
+    "Div": "i64: there is no instruction for vectors, and f64 does not hold them",
     "DeformConv": "an image of 8 columns is half a vector wide",
     "DynamicQuantizeLSTM": "functions are f64, rounded once",
-    "EyeLike": "the diagonal is tested at every element",
-    "MaxRoiPool": "an element at a time",
-    "Multinomial": "a logarithm for each class and draw (Gumbel noise): draws depend on no rounding of sums",
+    "EyeLike": "as fast as memory is cleared",
+    "Hardmax": "a row is read for its largest element, then written",
+    "MaxRoiPool": "bins of few elements: their ends and a test for NaN for each",
     "NonMaxSuppression": "classes one after the other, each sorted whole",
     "OneHotEncoder": "a comparison for each category",
     "QLinearSigmoid": "computed in f32; onnxruntime looks up one of 256 results",
-    "TfIdfVectorizer": "a host step",
-    "TopK": "more than 32 of a short row are sorted whole",
-    "Unique": "a host step",
+    "TopK": "rows in the worst order, each better than all before it; half of a row and more is sorted whole",
+    "Unique": "a sort by bytes, where onnxruntime keeps few values in a tree",
 }
 PAGE = """# Where rlx is slow
 
-Written by `python benchmarks/cliffs.py --read ROWS --page docs/cliffs.md` from sweeps of {minutes:g} minutes (seed
-{seed}) with nothing else on the machine ({machine}). One thread, medians of slots in turn; ratios are the peer's time
-over ours. The usual point of an op has mostly {sizes} elements, the others differ from it in one parameter, or are
-random. A single point may be off: measure a row again before trusting it.
+Written by `python benchmarks/cliffs.py --read ROWS --before ROWS --page docs/cliffs.md` from sweeps of {minutes:g}
+minutes (seed {seed}) with nothing else on the machine ({machine}). One thread, medians of slots in turn; ratios are the
+peer's time over ours. The usual point of an op has mostly {sizes} elements, the others differ from it in one parameter,
+or are random. A single point may be off: measure a row again before trusting it.
 
 What had been the worst rows and was mended: Range and whatever else has a size that data decide (native code compares
 the number with the size of the run before, and the host is asked only where it differs); LabelEncoder; DeformConv (a
-product of what its taps see); Upsample and Resize, GridSample, RotaryEmbedding, DepthToSpace, AffineGrid (elements that
-are repeated, exchanged or put between each other are shuffled, and channels share the places at which they are
-sampled); convolutions whose results are planes, worst where a plane is a multiple of 4 KiB, those in groups and of f16 (by
-transforms, and as products where windows are single pixels), in three axes, and with gaps; ConvTranspose; ArgMax;
-DynamicQuantizeLSTM; copies and elementwise ops of 0.5 MiB and more (results are written where the caller gets them).
+product of what its taps see); Upsample and Resize, GridSample, RotaryEmbedding, DepthToSpace, AffineGrid (elements
+that are repeated, exchanged or put between each other are shuffled, and channels share the places at which they are
+sampled); convolutions whose results are planes, worst where a plane is a multiple of 4 KiB, those in groups and of
+f16 (by transforms, and as products where windows are single pixels), in three axes, and with gaps; ConvTranspose;
+ArgMax; DynamicQuantizeLSTM; copies and elementwise ops of 0.5 MiB and more (results are written where the caller gets
+them). Then: Unique, TfIdfVectorizer and LabelEncoder with sparse keys had no native code; Multinomial drew by a
+logarithm for each class and draw; rows that are shorter than a vector were reduced one by one (now in vectors across
+rows); TopK made a histogram of every row; integers were divided one by one (now by floats, exactly).
 
 ## Other values than onnxruntime's
 
@@ -313,6 +315,37 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(out)
 
 
+def point(row: Row) -> str:
+    """What tells a point from others."""
+    return json.dumps([row["op"], sorted(row["values"].items()), row["odd"]])
+
+
+def joined(earlier: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
+    """The rows of an earlier sweep, those of points that were measured again in the place of theirs."""
+    again = {point(row) for row in rows}
+    return [*(row for row in earlier if point(row) not in again), *rows]
+
+
+def compared(earlier: Sequence[Row], rows: Sequence[Row]) -> str:
+    """The worst point of each op that was slow and is not, or is less so, as Markdown."""
+    now = {point(row): row for row in rows}
+    found: dict[str, tuple[Row, Row]] = {}
+    for row in sorted((r for r in earlier if r.get("ratio", 1) < RATIO), key=lambda r: r["ratio"]):
+        after = now.get(point(row), {})
+        if after.get("ratio", 0) > GROWN * row["ratio"]:
+            found.setdefault(row["op"], (row, after))
+    out = ["| op | point | ours, ms | ratio | ours before, ms | ratio before |", "|---" * 6 + "|"]
+    for op, (before, after) in found.items():
+        times = (
+            milliseconds(after["ours"]),
+            f"{after['ratio']:.2f}",
+            milliseconds(before["ours"]),
+            f"{before['ratio']:.2f}",
+        )
+        out.append(f"| {op} | {said(after)} | {' | '.join(times)} |")
+    return "\n".join(out)
+
+
 def slow_and_jumping(rows: Sequence[Row]) -> str:
     """Ratios below `RATIO` and jumps above `JUMP`, as Markdown."""
     timed = [row for row in rows if "ratio" in row]
@@ -368,6 +401,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write all rows there")
     parser.add_argument("--page", type=Path, help="write what is slow and what jumps there, as a page of the docs")
     parser.add_argument("--read", type=Path, help="report the rows of such a file, measuring nothing")
+    parser.add_argument(
+        "--before", type=Path, help="such a file of an earlier sweep, of which points stay and are compared"
+    )
     args = parser.parse_args()
     if not 0 < args.minutes <= 120:
         parser.error(f"--minutes {args.minutes}: expected more than 0, at most 120")
@@ -378,12 +414,15 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"  # of NumPy's products; the workers read it
     ops = [op for op in CASES if not words or any(matches(op, w) for w in words)]
     rows = json.loads(args.read.read_text()) if args.read else sweep(ops, args.seed, args.random, args.minutes)
+    earlier = json.loads(args.before.read_text()) if args.before else []
+    again, rows = rows, joined(earlier, rows)
     if args.json:
         args.json.write_text(json.dumps(rows) + "\n")
     if args.page:
         machine = rlx_machine()
         head = PAGE.format(minutes=args.minutes, seed=args.seed, sizes=2**16, machine=machine)
-        args.page.write_text(head + slow_and_jumping(rows) + "\n")
+        mended = f"## Before and after\n\n{compared(earlier, again)}\n\n" if earlier else ""
+        args.page.write_text((head + slow_and_jumping(rows) + "\n\n" + mended).rstrip() + "\n")
     print(report(rows))
     return 0
 
