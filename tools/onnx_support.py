@@ -81,7 +81,7 @@ u64 bool c64 c128 string. Refused, with the type named: FLOAT6E2M3, FLOAT6E3M2.
 - LSTM, GRU and RNN give 0 as the last states of a sequence of length 0, as ONNX Runtime does; ONNX says nothing.
 - ReduceProd, Pow and other arithmetic of integers wrap where a result is beyond the type, as NumPy's; onnxruntime
   computes some of them in f64 and gives the largest integer. [cliffs.md](cliffs.md) lists other values that differ.
-- MatMulNBits dequantises its weights; QLinear ops of com.microsoft compute in f32 between. DynamicQuantizeLSTM rounds
+- MatMulNBits computes in f32 unless `precision="q8"`, QLinear ops of com.microsoft in f32. DynamicQuantizeLSTM rounds
   where ONNX Runtime does, bit for bit, but for its functions: those are computed in f64 and rounded once.
 
 ## Ops

@@ -7,6 +7,7 @@ import strategy_table
 
 import rlx
 from rlx.backends.cpu.gemm.panels.blocks import ENCODED
+from rlx.backends.cpu.gemm.panels.coded import SCALED
 from rlx.backends.cpu.gemm.panels.q8 import Q8_FORMATS
 from rlx.backends.cpu.kernels.conv.winograd_forms import FORMS
 from rlx.backends.cpu.kernels.registry import SPECIALS
@@ -63,6 +64,7 @@ for form in FORMS.values():
 ELSEWHERE = {
     "matmul.i16_pairs", "matmul.panels+f16", "matmul.panels+bf16", "matmul.panels+bytes", "conv.int8",
     "conv.int8_depthwise", "conv.fused_depthwise", *(f"matmul.panels+{format.name}" for format in ENCODED),
+    *(f"matmul.panels+{format.name}" for format in SCALED),
     *(f"matmul.q8+{format.code.name}" for format in Q8_FORMATS),
 }  # fmt: skip
 
