@@ -79,12 +79,13 @@ def bind_cache(
             f"bind_cache: capacity={capacity!r}: expected an int >= 1 for {next(iter(grown))!r}, which grows"
         )
     found = _pairs(graph, grown)
+    positions = f"{found[0].old.shape[found[0].axis]} + {found[0].new.shape[found[0].axis]}"
     rows = [s.hi or capacity for s in symbols(found[0].new.shape[found[0].axis])]
     graph = _within(graph, found, capacity)
     found = _pairs(graph, grown)
     graph, total = _with_total(graph, found, capacity, min([capacity, *rows]))
     graph = run_passes(graph)
-    work = _Bound(graph, _pairs(graph, grown), total, capacity, length, stored)
+    work = _Bound(graph, _pairs(graph, grown), total, capacity, length, stored, positions)
     return with_dims(work.run(), {total: capacity})
 
 
@@ -251,6 +252,7 @@ class _Bound:
     capacity: int
     length: str
     stored: tuple[DType, Encoding | None] | None  # what caches are stored in, None: as they come
+    positions: str  # how the number of all positions is written in names of the graph
     position: Value | None = None  # how many positions were filled before the run, and after it
     end: Value | None = None
     trusted: list[Node] = field(default_factory=list)
@@ -273,7 +275,10 @@ class _Bound:
         new.guards = [g for g in new.guards if substitute(g.lhs, full) != substitute(g.rhs, full)]
         why = mixing(new, self.total, self.trusted)
         if why is not None:
-            raise OptionError(f"bind_cache: what is done to positions outside of attention must keep them apart: {why}")
+            hint = self.hint(new)
+            raise OptionError(
+                f"bind_cache: what is done to positions outside of attention must keep them apart: {why}{hint}"
+            )
         for pair, (state, value) in self.updates.items():
             state.name = pair.past  # free now
             new.update(state, value)
@@ -281,6 +286,18 @@ class _Bound:
         assert self.end is not None
         new.update(self.position, self.end)
         return dce(new)
+
+    def hint(self, graph: Graph) -> str:
+        """What to say of an input whose size may be the number of all positions, as that of a mask is."""
+        rows = {s.name for pair in self.pairs for s in symbols(pair.new.shape[pair.axis])}
+        for value in graph.inputs:
+            for axis, size in enumerate(value.shape):
+                if isinstance(size, Dim) and size.symbol is not None and size.symbol.name not in rows:
+                    return (
+                        f"; if axis {axis} of the input {value.name!r} has an entry for each position, load the file "
+                        f"with dims={{{value.name!r}: {{{axis}: {self.positions!r}}}}}"
+                    )
+        return ""
 
     # ---- nodes
 

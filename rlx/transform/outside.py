@@ -31,7 +31,7 @@ LIBRARIES = {
     "rlx",
 }  # that stay as they are
 KEPT = "_rlx_derivatives"  # the attribute of a function that holds them
-DEEPEST = 8  # functions that call functions
+MOST = 100  # functions that a function calls, and those call, that are looked at
 
 
 class Kept:
@@ -56,8 +56,8 @@ def compiled_once(function: Callable[..., Any], key: tuple[Any, ...], make: Call
 
     Kept with the function, and gone with it.
     """
-    seen = outside(function)
-    if seen is None or not isinstance(function, types.FunctionType):
+    seen = outside(function) if isinstance(function, types.FunctionType) else None
+    if seen is None:
         return make()
     kept = function.__dict__.get(KEPT)
     if kept is None or kept.owner is None or kept.owner() is not function:  # functools.wraps copies attributes
@@ -68,21 +68,33 @@ def compiled_once(function: Callable[..., Any], key: tuple[Any, ...], make: Call
     return known[1]
 
 
-def outside(function: Any, depth: int = 0) -> Any:
-    """What a function of Python reads from outside, as a value to compare; None where that can't be told."""
-    if not isinstance(function, types.FunctionType) or depth > DEEPEST:
+def outside(function: Any, known: dict[Any, int] | None = None) -> Any:
+    """What a function of Python reads from outside, as a value to compare; None where that can't be told.
+
+    `known` numbers the functions that were met on the way.
+    """
+    known = {} if known is None else known
+    if function in known:
+        return "function", known[function]
+    names = _names(function.__code__)
+    if len(known) >= MOST or "random" in names:  # draws of numpy.random are others each time
         return None
-    cells: list[Any] = []
+    known[function] = len(known)
+    values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
         try:
-            cells.append(cell.cell_contents)
+            values.append(cell.cell_contents)
         except ValueError:  # not set yet
             return None
     scope = function.__globals__
-    named = [scope[name] for name in sorted(_names(function.__code__)) if name in scope]
-    values = [*cells, *named, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    found = [_described(value, function, depth) for value in values]
-    return None if None in found else (function.__code__, tuple(found))
+    values += [scope[name] for name in sorted(names) if name in scope]
+    found = []
+    for value in values:
+        described = _described(value, known)
+        if described is None:
+            return None
+        found.append(described)
+    return function.__code__, tuple(found)
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -94,10 +106,8 @@ def _names(code: types.CodeType) -> set[str]:
     return found
 
 
-def _described(value: Any, function: Any, depth: int) -> Any:
+def _described(value: Any, known: dict[Any, int]) -> Any:
     """A value from outside as one to compare; None for one whose parts may change unseen."""
-    if value is function:
-        return "itself"
     if isinstance(value, PLAIN):
         return type(value), repr(value)  # NaN equals itself, 1 is not True
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
@@ -105,10 +115,10 @@ def _described(value: Any, function: Any, depth: int) -> Any:
         return value.shape, value.dtype, sha256(held.view(np.uint8).data if held.size else b"").digest()
     if isinstance(value, FIXED) and _is_of_library(value):
         return "fixed", id(value), value  # held, so that no other takes its place
-    if isinstance(value, tuple) and type(value) is tuple:
-        found = [_described(one, function, depth) for one in value]
+    if type(value) is tuple:
+        found = [_described(one, known) for one in value]
         return None if None in found else tuple(found)
-    return outside(value, depth + 1)
+    return outside(value, known) if isinstance(value, types.FunctionType) else None
 
 
 def _is_of_library(value: Any) -> bool:

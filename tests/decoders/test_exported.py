@@ -130,6 +130,14 @@ def test_two_sequences_one_of_them_padded(name: str) -> None:
     assert want[0].tolist() != want[1].tolist()
 
 
+def test_a_mask_with_a_size_of_its_own_gets_a_hint() -> None:
+    """It says what `dims_of` gives, and that a load with it binds."""
+    data = filled(FOLDER / "llama-dynamo-masked.onnx.gz")
+    with pytest.raises(OptionError, match="if axis 1 of the input 'attention_mask' has an entry") as caught:
+        rlx.load(data, device="cpu", transform=lambda graph: rlx.bind_cache(graph, CAPACITY))
+    assert str(caught.value).endswith(f"load the file with dims={dims_of(data)}")
+
+
 @pytest.mark.parametrize("kv_dtype", ["f16", "bf16"])
 def test_narrow_caches(kv_dtype: str) -> None:
     """Stored in half the bytes; logits are near those of f32."""

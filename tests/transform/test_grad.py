@@ -434,6 +434,28 @@ def test_what_a_function_reads_from_outside_is_compared_by_value(caplog: pytest.
         np.testing.assert_allclose(rlx.jvp(f, (x,), (x,))[1], np.sum(np.cos(x) * x) * 3)
 
 
+def drawn(x: Any) -> Any:
+    return total(x * np.random.default_rng().random())
+
+
+def first(x: Any, depth: int = 3) -> Any:
+    return total(x * 2) if depth == 0 else second(x, depth - 1)
+
+
+def second(x: Any, depth: int) -> Any:
+    return first(x, depth) * 3
+
+
+def test_functions_that_call_each_other_and_draws(caplog: pytest.LogCaptureFixture) -> None:
+    """Functions in a ring are described once each; what draws numbers is drawn anew in each call."""
+    x = np.ones(2)
+    rlx.grad(first)(x)
+    made, count = compiled_by(caplog, lambda: rlx.grad(first)(x))
+    assert (made.tolist(), count) == ([54.0, 54.0], 0)
+    slopes = [rlx.grad(drawn)(x)[0] for _ in range(2)]
+    assert slopes[0] != slopes[1]
+
+
 def test_what_is_kept_for_a_function_goes_with_it() -> None:
     """It does not keep the function alive, nor travel in a copy or a pickle of its attributes."""
 
