@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from rlx.errors import BusyError, ModelFormatError
 from rlx.llm.awaited import awaited
 from rlx.llm.choosing import Chooser
+from rlx.llm.speculation import Drafter, Lookup, Paying
 from rlx.llm.stats import Stats
 from rlx.llm.stepping import step
 from rlx.llm.stopping import Stopper
 from rlx.models.chat.prompt import Answer, Prompt
+from rlx.models.sampling import Row
 from rlx.records import dataclass, replace
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ __all__ = ["Generation", "Limits"]
 class Limits:
     """What ends a text: `most` new tokens, end tokens, stop strings.
 
-    `shifts`: a full context is no end, its older half is left out; but for the first `fixed` tokens.
+    `shifts`: a full context is no end, its older half is left out; but for the first `fixed` tokens. `guesses`: so many
+    tokens may be guessed ahead.
     """
 
     most: int
@@ -33,6 +36,7 @@ class Limits:
     stops: Sequence[str] = ()
     shifts: bool = False
     fixed: int = 0
+    guesses: int = 0
 
 
 class Generation(Iterator[str]):
@@ -43,7 +47,9 @@ class Generation(Iterator[str]):
     `text` and `stats` are those so far; `seed` is that of the draws.
     """
 
-    def __init__(self, llm: LanguageModel, prompt: Sequence[int], limits: Limits, choose: Chooser) -> None:
+    def __init__(
+        self, llm: LanguageModel, prompt: Sequence[int], limits: Limits, choose: Chooser, drafter: Drafter | None = None
+    ) -> None:
         self.ids: list[int] = []
         self.finish_reason: str | None = None
         self.stats = Stats(prompt_tokens=len(prompt))
@@ -53,6 +59,8 @@ class Generation(Iterator[str]):
         self.seed = choose.sampling.seed
         self._llm, self._stopper, self._decoder = llm, Stopper(limits.stops), llm.text_decoder()
         self._said: list[str] = []
+        self._drafter: Drafter = Lookup() if drafter is None else drafter
+        self._paying = Paying()
         self._begun = perf_counter()
 
     def __repr__(self) -> str:
@@ -116,19 +124,50 @@ class Generation(Iterator[str]):
             self.pending = tokens[fixed:][-max((slots.capacity - fixed) // 2, 1) :]
             slots.cut(self.slot, fixed)
 
-    def took(self, count: int, token: int | None, seconds: float) -> str:
-        """So many pending tokens were computed, and one chosen if they were the last; gives the text that it adds."""
+    def guess(self, room: int) -> list[int]:
+        """Guesses of the tokens that follow the pending ones, where these may pay; at most `room`."""
+        most = min(self.limits.guesses, room, self.limits.most - len(self.ids) - 1)
+        if most <= 0 or not self.ids or not self._paying.now:
+            return []
+        text = self._llm.slots.filled[self.slot] + self.pending
+        history = self._llm.slots.sampler.history
+
+        def row(guesses: Sequence[int]) -> Row | None:
+            if self.choose.plain:
+                return None
+            return Row(self.choose.sampling, [*text, *guesses][-history:], self.choose.step + len(guesses))
+
+        return self.choose.allowed(self._drafter(text, most, row, self.slot))
+
+    def took(self, count: int, guesses: Sequence[int], tokens: Sequence[int], seconds: float) -> tuple[str, int]:
+        """So many pending tokens and guesses were computed, and these tokens chosen after the last and each guess.
+
+        Gives the text that it goes on by, and how many guesses were right.
+        """
         del self.pending[:count]
         s = self.stats
-        if token is None:
+        if not tokens:
             self.stats = replace(s, prompt_seconds=s.prompt_seconds + seconds)
-            return ""
+            return "", 0
         if self.ids:
             s = replace(s, decode_seconds=s.decode_seconds + seconds)
         else:
             now = perf_counter() - self._begun
             s = replace(s, prompt_seconds=s.prompt_seconds + seconds, first_token_seconds=now)
-        self.stats = self._llm.stats = replace(s, generated_tokens=len(self.ids) + 1)
+        text, right, decoding = "", 0, bool(self.ids)
+        for n, token in enumerate(tokens):
+            text += self._accept(token)
+            if n == len(guesses) or token != guesses[n] or self.finish_reason is not None:
+                break
+            right += 1
+        if decoding:
+            self._paying.ran(len(guesses), right + 1, seconds)
+        s = replace(s, guessed_tokens=s.guessed_tokens + len(guesses), right_tokens=s.right_tokens + right)
+        self.stats = self._llm.stats = replace(s, generated_tokens=len(self.ids))
+        return text, right
+
+    def _accept(self, token: int) -> str:
+        """A token is chosen; gives the text that it adds."""
         self.choose.accept(token)
         self.ids.append(token)
         self.pending = [token]
@@ -141,9 +180,7 @@ class Generation(Iterator[str]):
         for token in ids:
             if self.finish_reason is not None:
                 raise ModelFormatError("restore: tokens follow the end of the text")
-            self.choose.accept(token)
-            self.ids.append(token)
-            self._said.append(self._piece(token))
+            self._accept(token)
         if self.finish_reason is None and reason == "cancelled":
             self.finish_reason = reason
         self.stats = replace(self.stats, generated_tokens=len(ids))

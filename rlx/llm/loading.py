@@ -32,6 +32,7 @@ def load_llm(
     kv_dtype: str = "f32",
     prefill: int | None = None,
     slots: int = 1,
+    draft: str | os.PathLike[str] | None = None,
     **options: Unpack[LoadKeywords],
 ) -> LanguageModel:
     """Loads a language model: a GGUF file (of several the first), or a folder with safetensors and a config.json.
@@ -39,6 +40,7 @@ def load_llm(
     `context`: tokens that the cache has room for (None: what the model was made for, 4,096 at most). `kv_dtype`: what
     the cache is stored in, "f32", "f16", "bf16", or blocks, "q8_0" or "q4_0". `prefill`: tokens of a prompt that go
     through at once (512). `slots`: texts that the cache has room for at the same time, of `context` tokens each.
+    `draft`: a smaller model with the same tokens, which guesses ahead for `generate(speculate=...)`.
     Further keywords are those of `rlx.load`: `threads`, `budget`, `precision` and others. Raises `ModelFormatError` for
     files that are damaged or of a kind that is not known, `MemoryDeficit` before weights are read where it does not
     fit, and `OptionError`.
@@ -62,7 +64,13 @@ def load_llm(
     except OptionError:
         family_of(open_source(path))  # raises where it is no decoder, which has other options
         raise
-    return LanguageModel(model, Path(path_of(path, "load_llm")))
+    made = LanguageModel(model, Path(path_of(path, "load_llm")))
+    if draft is not None:
+        del options["dims"]
+        made.with_draft(
+            load_llm(draft, context=made.context, kv_dtype=kv_dtype, prefill=prefill, slots=slots, **options)
+        )
+    return made
 
 
 def _with_largest(

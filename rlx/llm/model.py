@@ -23,6 +23,7 @@ from rlx.llm.options import GenerationKeywords, options_of
 from rlx.llm.scoring import Score, logprobs_of, perplexity_of
 from rlx.llm.slots import Slots
 from rlx.llm.snapshot import restored, snapshot_of
+from rlx.llm.speculation import SmallModel
 from rlx.llm.stats import Stats
 from rlx.llm.together import Together
 from rlx.models.decoder import sampler_of
@@ -54,11 +55,19 @@ class LanguageModel:
         self.vocab = int(next(spec.shape[1] for spec in model.outputs if spec.name == "logits"))
         self.slots = Slots(model, sampler_of(self.vocab))
         self.context = self.slots.capacity
+        self.draft: LanguageModel | None = None
+        self.drafter: SmallModel | None = None
         self._lock = threading.Lock()
         self._talk: tuple[Prompt, Generation] | None = None  # the last chat
 
     def __repr__(self) -> str:
         return f"<LanguageModel {self.path.name!r} on {self.model.device!r}, context of {self.context:,} tokens>"
+
+    def with_draft(self, draft: LanguageModel) -> None:
+        """Has another model guess ahead; it is closed with this one. Raises `OptionError` for one with other tokens."""
+        if draft.vocab != self.vocab or draft.tokenizer.texts != self.tokenizer.texts:
+            raise OptionError(f"draft: {draft.path.name} has other tokens than {self.path.name}")
+        self.draft, self.drafter = draft, SmallModel(draft.slots)
 
     # ---- text and tokens
 
@@ -94,7 +103,8 @@ class LanguageModel:
         At most `max_tokens` tokens (None: as many as the context has room for). Options: `stop` (texts before which it
         ends), `ignore_eos` (go on after the token that ends an answer), `constraint` (a form, of `constraints`),
         `overflow` (what a full context is: "error" for the prompt and the end of the text, "truncate" leaves out the
-        beginning of a prompt, "shift" too, and then the older half of the text, as often as the context is full), and
+        beginning of a prompt, "shift" too, and then the older half of the text, as often as the context is full),
+        `speculate` (so many tokens may be guessed ahead, by the draft model if there is one: the text is the same), and
         how tokens are drawn: `temperature` (0, the default: the likeliest), `top_k`, `top_p`, `min_p`, `typical_p`,
         `repetition_penalty`, `frequency_penalty`, `presence_penalty`, `logit_bias`, `seed`. Raises `OptionError`
         for a prompt that is empty, has no room in the context or holds what is no token.
@@ -206,8 +216,8 @@ class LanguageModel:
         most = (max_tokens or sys.maxsize) if shifts else min(room, max_tokens or room)
         ends = frozenset() if chosen.ignore_eos else frozenset(self.tokenizer.eos_ids)
         constraint = None if chosen.constraint is None else chosen.constraint.copy()  # the next text begins anew
-        limits = Limits(most, ends, chosen.stop, shifts, fixed)
-        return Generation(self, ids, limits, Chooser(chosen.sampling, constraint))
+        limits = Limits(most, ends, chosen.stop, shifts, fixed, chosen.speculate)
+        return Generation(self, ids, limits, Chooser(chosen.sampling, constraint), self.drafter)
 
     @cached_property
     def constraints(self) -> Constraints:
@@ -272,6 +282,8 @@ class LanguageModel:
             return
         with self.alone():
             self.model.close()
+            if self.draft is not None:
+                self.draft.close()
 
     def __enter__(self) -> Self:
         return self

@@ -14,6 +14,7 @@ from rlx.records import dataclass, field, names_of
 __all__ = ["GenerationKeywords", "Options", "options_of"]
 
 DRAWN = tuple(name for name in names_of(Sampling) if name != "seed")
+MOST_GUESSES = 16
 OVERFLOWS = ("error", "truncate", "shift")
 
 ELSEWHERE = {  # what other libraries call it -> what is written here
@@ -34,16 +35,17 @@ class Options:
     """`stop`: texts before which it ends. `ignore_eos`: go on after the token that ends an answer.
 
     `constraint`: the form that the answer has, of `LanguageModel.constraints`. `overflow`: what is done where the
-    context is full: "error", "truncate" or "shift". `sampling`: how tokens are drawn; given
-    by its fields (temperature, top_k, top_p, min_p, typical_p, repetition_penalty, frequency_penalty,
-    presence_penalty, logit_bias, seed), with temperature 0, the likeliest token, where none is given, and a seed of
-    chance.
+    context is full: "error", "truncate" or "shift". `speculate`: how many tokens may be guessed ahead. `sampling`: how
+    tokens are drawn; given by its fields (temperature, top_k, top_p, min_p, typical_p, repetition_penalty,
+    frequency_penalty, presence_penalty, logit_bias, seed), with temperature 0, the likeliest token, where none is
+    given, and a seed of chance.
     """
 
     stop: Sequence[str] = ()
     ignore_eos: bool = False
     constraint: Constraint | None = None
     overflow: str = "error"
+    speculate: int = 0
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
 
 
@@ -54,6 +56,7 @@ class GenerationKeywords(TypedDict, total=False):
     ignore_eos: bool
     constraint: Constraint | None
     overflow: str
+    speculate: int
     temperature: float
     top_k: int
     top_p: float
@@ -72,7 +75,7 @@ class GenerationKeywords(TypedDict, total=False):
 
 def options_of(given: Mapping[str, Any]) -> Options:
     """The options of keywords. Raises `OptionError`."""
-    own = ("stop", "ignore_eos", "constraint", "overflow")
+    own = ("stop", "ignore_eos", "constraint", "overflow", "speculate")
     for name in given:
         if name not in (*own, *DRAWN, "seed"):
             meant = f"{ELSEWHERE[name]}; " if name in ELSEWHERE else ""
@@ -97,4 +100,7 @@ def options_of(given: Mapping[str, Any]) -> Options:
     overflow = given.get("overflow", "error")
     if overflow not in OVERFLOWS:
         raise OptionError(f"overflow={overflow!r:.60}: expected {', '.join(OVERFLOWS)}")
-    return Options(stops, given.get("ignore_eos", False) is True, constraint, overflow, sampling)
+    guesses = given.get("speculate", 0)
+    if type(guesses) is not int or not 0 <= guesses <= MOST_GUESSES:
+        raise OptionError(f"speculate={guesses!r:.60}: expected 0 to {MOST_GUESSES} tokens to guess ahead")
+    return Options(stops, given.get("ignore_eos", False) is True, constraint, overflow, guesses, sampling)

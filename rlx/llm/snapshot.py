@@ -128,12 +128,13 @@ def _generation(
 ) -> Generation:
     told, drawn = header["limits"], dict(header["sampling"])
     drawn["logit_bias"] = dict(drawn["logit_bias"])
-    numbers, stops = (told["most"], told["fixed"], *told["ends"]), told["stops"]
+    numbers, stops = (told["most"], told["fixed"], told["guesses"], *told["ends"]), told["stops"]
     if not all(type(n) is int and n >= 0 for n in numbers) or not all(isinstance(s, str) and s for s in stops):
         raise ValueError("limits")
-    limits = Limits(told["most"], frozenset(told["ends"]), tuple(stops), told["shifts"] is True, told["fixed"])
+    ends = frozenset(told["ends"])
+    limits = Limits(told["most"], ends, tuple(stops), told["shifts"] is True, told["fixed"], told["guesses"])
     form = None if constraint is None else constraint.copy()
-    return Generation(llm, prompt, limits, Chooser(Sampling(**drawn), form))
+    return Generation(llm, prompt, limits, Chooser(Sampling(**drawn), form), llm.drafter)
 
 
 def _biases(sampling: Sampling) -> list[tuple[int, float]]:

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from rlx.errors import ExecutionError
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.llm.generation import Generation
@@ -15,26 +16,65 @@ if TYPE_CHECKING:
 __all__ = ["step"]
 
 
+@dataclass(frozen=True)
+class Part:
+    """What a run computes for a generation: pending tokens and guesses; `whole`: of what follows these it is asked."""
+
+    made: Generation
+    tokens: list[int]
+    guesses: list[int]
+    whole: bool
+
+    @property
+    def wanted(self) -> list[tuple[int, int]]:
+        """The places after which a token is chosen."""
+        last = len(self.tokens) - 1
+        return [(self.made.slot, last + n) for n in range(len(self.guesses) + 1)] if self.whole else []
+
+
 def step(slots: Slots, generations: Sequence[Generation]) -> list[str]:
-    """Computes the next part of each prompt, or the next token; gives the text that each goes on by, "" for none."""
+    """Computes the next part of each prompt, or the next tokens; gives the text that each goes on by, "" for none."""
     begun = perf_counter()
     for made in generations:
         made.make_room()
-    most = slots.room(made.slot for made in generations)
-    parts = {made.slot: made.pending[:most] for made in generations}
-    whole = [made for made in generations if len(made.pending) <= most]
-    wanted = [(made.slot, len(parts[made.slot]) - 1) for made in whole]
-    if not whole:
-        tokens = []
-        slots.run(parts, [], None)
-    elif all(made.choose.plain for made in whole):
-        tokens = slots.run(parts, wanted, "token").tolist()
-    else:
-        history = slots.sampler.history
-        rows = [made.choose.row((*slots.filled[made.slot], *parts[made.slot])[-history:]) for made in whole]
-        tokens = slots.run(parts, wanted, "sampled", rows).tolist()
-    took = perf_counter() - begun
-    chosen = dict(zip((made.slot for made in whole), tokens, strict=True))
-    if any(token < 0 for token in tokens):
-        raise ExecutionError("no token can follow: the logits are not finite, or all tokens are forbidden")
-    return [made.took(len(parts[made.slot]), chosen.get(made.slot), took) for made in generations]
+    most, rows = slots.room(made.slot for made in generations), slots.rows - len(generations)
+    parts = []
+    for made in generations:
+        tokens = made.pending[:most]
+        whole = len(tokens) == len(made.pending)
+        guesses = made.guess(min(most - len(tokens), rows)) if whole else []
+        rows -= len(guesses)
+        parts.append(Part(made, tokens, guesses, whole))
+    lengths = [len(slots.filled[made.slot]) for made in generations]
+    chosen = _run(slots, parts)
+    seconds = perf_counter() - begun
+    texts = []
+    for part, length in zip(parts, lengths, strict=True):
+        own = [chosen.pop(0) for _ in part.wanted]
+        text, kept = part.made.took(len(part.tokens), part.guesses, own, seconds)
+        if kept < len(part.guesses):
+            slots.cut(part.made.slot, length + len(part.tokens) + kept)
+        texts.append(text)
+    return texts
+
+
+def _run(slots: Slots, parts: Sequence[Part]) -> list[int]:
+    """The tokens that follow at the wanted places of all parts."""
+    given = {part.made.slot: part.tokens + part.guesses for part in parts}
+    wanted = [place for part in parts for place in part.wanted]
+    if not wanted:
+        slots.run(given, [], None)
+        return []
+    if all(part.made.choose.plain for part in parts if part.whole):
+        found: list[int] = slots.run(given, wanted, "token").tolist()
+        return found
+    rows = []
+    for part in parts:
+        if part.whole:
+            text = slots.filled[part.made.slot][-slots.sampler.history :] + part.tokens
+            rows += part.made.choose.rows(text, part.guesses, slots.sampler.history)
+    found = slots.run(given, wanted, "sampled", rows).tolist()
+    for part in parts:
+        if part.whole and found[wanted.index(part.wanted[0])] < 0:
+            raise ExecutionError("no token can follow: the logits are not finite, or all tokens are forbidden")
+    return found

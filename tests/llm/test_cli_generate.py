@@ -20,6 +20,8 @@ def test_it_prints_the_text(path: Path, llm: LanguageModel) -> None:
     assert plain.exit_code == 0
     assert plain.stdout == wanted + "\n"
     assert "prompt tokens" in plain.stderr
+    guessed = CliRunner().invoke(cli, [*asked, "--speculate", "4", "--draft", str(path)])
+    assert guessed.stdout == wanted + "\n"
     found = json.loads(CliRunner().invoke(cli, [*asked, "--json"]).stdout)
     assert found["text"] == wanted
     assert len(found["ids"]) == found["generated_tokens"] == 12

@@ -19,11 +19,11 @@ __all__ = ["drawn_options", "loaded", "loading_options", "of_draws", "running_op
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DRAWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+DRAWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "speculate")
 
 
 def drawn_options(command: F) -> F:
-    """--temperature and its kin."""
+    """--temperature and its kin, and --speculate."""
     for decorate in reversed(
         (
             click.option("--temperature", type=click.FloatRange(min=0), help="Of draws. Default: 0, the likeliest."),
@@ -36,6 +36,9 @@ def drawn_options(command: F) -> F:
             click.option(
                 "--seed", type=click.IntRange(min=0), help="Of draws: equal seeds give equal texts. Default: chance."
             ),
+            click.option(
+                "--speculate", type=click.IntRange(0, 16), help="Guess so many tokens ahead: the same text, sooner."
+            ),
         )
     ):
         command = decorate(command)
@@ -43,14 +46,17 @@ def drawn_options(command: F) -> F:
 
 
 def loading_options(command: F) -> F:
-    """--context, --kv-dtype, and those of `running_options`."""
+    """--context, --kv-dtype, --draft, and those of `running_options`."""
     context = click.option(
         "--context", type=click.IntRange(min=1), help="Tokens of context. Default: the model's, 4096 at most."
     )
     kind = click.option(
         "--kv-dtype", type=click.Choice(KV_DTYPES), default="f32", show_default=True, help="Of what the cache is made."
     )
-    return context(kind(running_options(command)))
+    draft = click.option(
+        "--draft", type=click.Path(path_type=Path), help="A smaller model with the same tokens, for --speculate."
+    )
+    return context(kind(draft(running_options(command))))
 
 
 def running_options(command: F) -> F:

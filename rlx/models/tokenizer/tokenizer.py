@@ -78,6 +78,11 @@ class Tokenizer:
         return f"Tokenizer({self._where!r}, {len(self)} tokens)"
 
     @property
+    def texts(self) -> Sequence[str]:
+        """How the vocabulary writes each token."""
+        return self._pieces.tokens
+
+    @property
     def bos_id(self) -> int | None:
         """The token that begins a text, None where the model has none."""
         return self._ends.bos
