@@ -146,3 +146,30 @@ def test_dims_and_rounded_outputs() -> None:
     found = compare_between_roundings(g, {"x": rows}, "cpu")
     assert [c.op or c.name for c in found] == ["round", "level", "y"]
     assert all(c.ok for c in found)
+
+
+def test_dynamic_quantisation_rounds_in_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elements beside a step of 8 bits go to the other side, which explains an output; a fault is not explained."""
+    g = rlx.Graph("dynamic")
+    x = g.input("x", (101,))
+    q, scale, _ = rlx.ops.dynamic_quantize_linear(rlx.sigmoid(x))
+    g.output(rlx.exp(rlx.cast(q, to="f32") * scale * 90), name="y")
+    beside = (np.arange(100) + 0.5) / 255
+    given = {"x": np.append(np.log(beside / (1 - beside)), 40).astype(np.float32)}
+    exact = Sigmoid.reference
+    model = rlx.compile(g, device="cpu")
+    agree = []
+    for off in (-1e-6, 1e-6):
+
+        def shifted(self: Sigmoid, x: Any, off: float = off) -> Any:
+            made = exact(self, x)
+            return np.where(made < 0.9, made * np.float32(1 + off), made)  # the range stays
+
+        monkeypatch.setattr(Sigmoid, "reference", shifted)
+        agree.append(all(c.ok for c in compare_outputs(model, given)))
+        found = compare_between_roundings(g, given, "cpu")
+        assert {c.op for c in found} >= {"quantize", "round", ""}
+        assert all(c.ok for c in found)
+    assert not all(agree)
+    monkeypatch.setattr(Sigmoid, "reference", lambda self, x: exact(self, x) * np.float32(0.99))
+    assert not all(c.ok for c in compare_between_roundings(g, given, "cpu"))
