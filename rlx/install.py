@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 __all__ = ["install_extra", "install_package"]
@@ -18,6 +19,7 @@ def install_extra(name: str) -> str:
     if (CHECKOUT / "pyproject.toml").is_file():
         return f"pip install {quote(f'{CHECKOUT}[{name}]')}"
     wanted = [line for line in _requirements() if re.search(rf"\bextra == ['\"]{name}['\"]", line)]
+    wanted = [line for line in wanted if _platform(line) in ("", sys.platform)]
     if not wanted:  # of rlx-runtime
         return f"install rlx with its extra {name!r} in the place of rlx-runtime"
     return f"pip install {' '.join(map(_argument, wanted))}"
@@ -43,11 +45,16 @@ def _requirements() -> list[str]:
     return []
 
 
+def _platform(line: str) -> str:
+    """The system that a line is for; "" for all."""
+    import re
+
+    found = re.search(r"\bsys_platform == ['\"](\w+)['\"]", line)
+    return found[1] if found else ""
+
+
 def _argument(line: str) -> str:
-    """A line as an argument of pip: the same without the condition that it belongs to an extra."""
+    """A line as an argument of pip, without the conditions behind it."""
     from shlex import quote
 
-    what, _, marker = line.partition(";")
-    parts = [part.strip(" ()") for part in marker.split(" and ")]
-    kept = " and ".join(part for part in parts if part and not part.startswith("extra"))
-    return quote(f"{what.strip()}; {kept}" if kept else what.strip())
+    return quote(line.partition(";")[0].strip())

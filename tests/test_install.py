@@ -155,6 +155,7 @@ def test_hints_of_an_installed_wheel_name_packages(tmp_path: Path, monkeypatch: 
         "llvmlite<0.52,>=0.47",
         "jinja2<4,>=3.1; extra == 'llm'",
         "tokenizers<1,>=0.22; extra == 'llm'",
+        "mlx<1,>=0.30; (sys_platform == 'darwin') and extra == 'mlx'",
         "mlx[cpu]<1,>=0.30; (sys_platform == 'linux') and extra == 'mlx'",
         "click<9,>=8.1; extra == 'cli'",
         "jax<1,>=0.8; extra == 'bench'",
@@ -167,7 +168,8 @@ def test_hints_of_an_installed_wheel_name_packages(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(metadata, "requires", requires)
     assert install.install_extra("llm") == "pip install 'jinja2<4,>=3.1' 'tokenizers<1,>=0.22'"
-    assert install.install_extra("mlx") == "pip install 'mlx[cpu]<1,>=0.30; sys_platform == '\"'\"'linux'\"'\"''"
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert install.install_extra("mlx") == "pip install 'mlx[cpu]<1,>=0.30'"
     assert install.install_package("click") == "pip install 'click<9,>=8.1'"
     assert install.install_package("gguf") == "pip install gguf"
     assert "rlx-runtime" in install.install_extra("xla")
