@@ -20,8 +20,8 @@ PUBLIC = [
     "RunTrace", "Session", "Specialised", "TensorType", "WeightRegistry", "bind_cache", "checkpoint", "choose",
     "compile", "cond", "cost", "custom_jvp", "custom_vjp", "demo", "devices", "devices_for", "errors", "estimate",
     "fori_loop", "grad", "hessian", "hvp", "jacfwd", "jacrev", "jit", "jvp", "load", "load_artifact", "load_embedder",
-    "load_llm", "lora", "moe", "numpy", "ops", "profile", "register", "replay", "scan", "to_device", "to_dlpack",
-    "value_and_grad", "vjp", "vmap", "while_loop",
+    "load_llm", "lora", "moe", "numpy", "ops", "profile", "quantize", "register", "replay", "scan", "to_device",
+    "to_dlpack", "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip
 
 OPTIONS = [
@@ -166,8 +166,8 @@ def test_unknown_options_are_told_what_a_call_takes() -> None:
     g.output(g.input("x", (3,)) + 1.0, name="y")
     calls: dict[str, Any] = {
         "policy, registry": lambda: rlx.Session(polcy="only=cpu"),
-        "policy, registry, weights": lambda: rlx.compile(g, polcy="only=cpu"),
-        "policy, transform, .*, values, variants, example_inputs, dynamic_shapes": lambda: rlx.load(
+        "policy, registry, weights, progress": lambda: rlx.compile(g, polcy="only=cpu"),
+        "policy, transform, .*, values, variants, example_inputs, progress, dynamic_shapes": lambda: rlx.load(
             "any.onnx", transfrom=None
         ),
     }
