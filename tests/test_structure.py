@@ -68,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     "trace": {"ir", "ops", "runtime"},
     "transform": {"ir", "ops", "passes", "trace"},
     "dynamo": {"runtime"},
-    "quantiser": {"ir", "ops", "importers", "runtime", "models", "rlx"},
+    "quantiser": {"ir", "ops", "importers", "runtime", "models", "rlx", "backends.granted"},
     "numpy": {"ops"},
     "rlx": COMPILER_PARTS
     | {

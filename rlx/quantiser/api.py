@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlx.backends.granted import run_threads
 from rlx.boundary import bounded
 from rlx.disk import path_of
 from rlx.errors import ModelFormatError, OptionError
 from rlx.importers.formats import is_onnx
 from rlx.importers.sources import FileSource
+from rlx.ir.encodings import ENCODINGS
 from rlx.ir.value import Value
 from rlx.quantiser import weights as files
 from rlx.quantiser.imatrix import Importance, read_imatrix, write_imatrix
@@ -102,7 +104,7 @@ def quantize(
         known=ONNX_TYPES if made == "onnx" else TYPES,
     )  # fmt: skip
     wishes = Wishes(
-        activations, ranges, percentile, per_channel, tuple(keep), threads or os.cpu_count() or 1, dry, inputs,
+        activations, ranges, percentile, per_channel, tuple(keep), run_threads(threads), dry, inputs,
         progress or (lambda what, done, total: None),
     )  # fmt: skip
     if made == "onnx":
@@ -143,9 +145,13 @@ def _quantize_weights(
     results, size = plan.tensors, 0
     if not wishes.dry_run:
         size, results = files.write(plan, goal, rules.type, wishes.progress, wishes.threads)
+    notes = list(weights.remarks)
+    twice = [t for t in results if t.before in ENCODINGS and t.after != t.before]
+    if twice:
+        notes.append(f"{len(twice)} tensors were rounded to blocks before: a file in f16 or bf16 gives smaller errors")
     before = sum(t.bytes_before for t in results)
     target = "" if wishes.dry_run else str(goal)
-    return Quantized(str(path), target, rules.type, results, before, plan.size, size, notes=weights.remarks)
+    return Quantized(str(path), target, rules.type, results, before, plan.size, size, notes=notes)
 
 
 def _container(path: Path) -> str:

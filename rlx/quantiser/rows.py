@@ -11,7 +11,7 @@ import numpy as np
 
 from rlx.errors import ModelFormatError, OptionError, ShapeError
 from rlx.importers.stored import Stored
-from rlx.ir.dtype import DTYPES
+from rlx.ir.dtype import DTYPES, pack
 from rlx.ir.encodings import ENCODINGS
 from rlx.ir.graph import Array
 
@@ -61,6 +61,8 @@ def converted_rows(
     if changed is None and wanted == (stored.encoding or stored.type.dtype.name):
         yield from _copied(stored)
         return
+    if 0 in shape:
+        return
     columns = shape[-1] if shape else 1
     rows = int(np.prod(shape[:-1], dtype=np.int64)) if shape else 1
     if changed is None:
@@ -85,8 +87,9 @@ def converted_rows(
 
 
 def _copied(stored: Stored) -> Iterator[Array]:
-    data = stored.read()
-    flat = data.reshape(-1)
+    flat = stored.read().reshape(-1)
+    if stored.encoding is None and stored.type.dtype.bits < 8:
+        flat = pack(flat)
     step = 16 * STEP
     for start in range(0, flat.size, step):
         part = np.ascontiguousarray(flat[start : start + step])

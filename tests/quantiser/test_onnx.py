@@ -403,3 +403,34 @@ def test_ranges_of_each_kind(kind: str) -> None:
     negative.add(-np.abs(x))
     grid = grid_of([negative], "u8", "minmax", 100)
     assert grid.zero == 255
+
+
+def test_tensors_of_other_files_within_nodes_are_refused(tmp_path: Path) -> None:
+    """Their place is told from the folder of the file, which is another one now; sparse tensors stay as they are."""
+    value = tensor("v", np.ones((40, 40)))
+    (tmp_path / "v.bin").write_bytes(value.raw_data)
+    value.ClearField("raw_data")
+    value.data_location = TensorProto.EXTERNAL
+    value.external_data.add(key="location", value="v.bin")
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value=value),
+        helper.make_node("Add", ["x", "c"], ["s"]),
+        helper.make_node("MatMul", ["s", "w"], ["y"]),
+    ]
+    source = saved(tmp_path / "in.onnx", nodes, {"x": [40, 40]}, ["y"], [tensor("w", np.ones((40, 40)))])
+    with pytest.raises(OptionError, match="has a tensor in another file"):
+        rlx.quantize(source, tmp_path / "o.onnx", "int8", keep=["c"])
+    rlx.quantize(source, tmp_path / "o.onnx", "f16")  # it is taken in
+    assert float(rlx.load(tmp_path / "o.onnx")(x=np.ones((40, 40), np.float32))["y"][0, 0]) == 80.0
+
+    sparse = onnx.SparseTensorProto(dims=[64, 64])
+    sparse.values.CopyFrom(tensor("w", np.ones(3)))
+    sparse.indices.CopyFrom(numpy_helper.from_array(np.array([1, 2, 70], np.int64), "w_indices"))
+    path = saved(tmp_path / "s.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [2, 64]}, ["y"], [])
+    model = onnx.load(path)
+    model.graph.sparse_initializer.append(sparse)
+    onnx.save(model, path)
+    made = rlx.quantize(path, tmp_path / "o.onnx", "int8")
+    assert not made.tensors
+    x = np.arange(128, dtype=np.float32).reshape(2, 64)
+    np.testing.assert_array_equal(*(rlx.load(p)(x=x)["y"] for p in (path, tmp_path / "o.onnx")))

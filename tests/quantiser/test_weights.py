@@ -316,3 +316,18 @@ def test_a_text_is_read_by_the_models_own_tokens(tmp_path: Path) -> None:
         with pytest.raises(RlxError, match=message):
             rlx.quantize(path, tmp_path / "c.gguf", "q4_0", inputs=given)  # type: ignore[arg-type]
     assert not (tmp_path / "c.gguf").exists()
+
+
+def test_empty_and_packed_tensors_are_copied(tmp_path: Path) -> None:
+    """A tensor without elements, whatever its other sizes; elements of 4 bits stay two to a byte."""
+    header = {
+        "none": {"dtype": "F32", "shape": [1 << 40, 0], "data_offsets": [0, 0]},
+        "four": {"dtype": "F4", "shape": [3, 6], "data_offsets": [0, 9]},
+    }
+    text = json.dumps(header).encode()
+    data = bytes(range(9))
+    (tmp_path / "in.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    rlx.quantize(tmp_path / "in.safetensors", tmp_path / "out.safetensors", "f16", tensors={"none": "bf16"})
+    file = read_safetensors(tmp_path / "out.safetensors")
+    assert file.array("four").tobytes() == data
+    assert file.tensors["none"].shape == (1 << 40, 0)

@@ -10,7 +10,7 @@ from typing import Any
 from rlx.disk import saving
 from rlx.errors import ModelFormatError, OptionError
 from rlx.importers.onnx.model import ModelFile, NodeProto, TensorRef, read_model
-from rlx.importers.onnx.tensor import External
+from rlx.importers.onnx.tensor import External, Sparse
 from rlx.importers.sources import FileSource
 from rlx.ir.dtype import pack
 from rlx.ir.graph import Array
@@ -94,8 +94,9 @@ class OnnxFile:
         return names | {v.name for v in (*graph.inputs, *graph.outputs)} | set(graph.initializers)
 
     def _constants(self) -> dict[str, TensorRef | Array]:
-        """Initializers, Constant nodes, and what Identity makes of them."""
-        found: dict[str, TensorRef | Array] = dict(self.model.graph.initializers)
+        """Initializers, Constant nodes, and what Identity makes of them; not what is stored sparse."""
+        given = self.model.graph.initializers.items()
+        found: dict[str, TensorRef | Array] = {n: ref for n, ref in given if not isinstance(ref.storage, Sparse)}
         for node in self.model.graph.nodes:
             if node.op_type == "Constant" and not node.domain:
                 value = node.attributes.get("value")
@@ -192,6 +193,8 @@ class OnnxFile:
 
     def content(self, extra_outputs: Sequence[str] = ()) -> bytes:
         """The whole file; external tensors are taken in. `extra_outputs` are values that become outputs too."""
+        for node in self.nodes:
+            self._check_inside(node)
         graph = b"".join(self._graph_parts(extra_outputs))
         made = []
         for number, _, whole in fields_of(self.data):
@@ -204,6 +207,25 @@ class OnnxFile:
         if MICROSOFT not in self.model.opsets and self._uses_microsoft():
             made.append(message(OPSET, message(1, MICROSOFT.encode()) + number_field(2, 1)))
         return b"".join(made)
+
+    def _check_inside(self, node: _Node) -> None:
+        """Refuses external data within nodes: its place is told from the folder of the file."""
+
+        def outside(value: Any) -> bool:
+            if isinstance(value, TensorRef):
+                return isinstance(value.storage, External)
+            if isinstance(value, tuple):
+                return any(map(outside, value))
+            if not hasattr(value, "nodes"):
+                return False
+            inner = [a.value for n in value.nodes for a in n.attributes.values()]
+            return any(map(outside, [*value.initializers.values(), *inner]))
+
+        if not node.gone and any(outside(a.value) for a in node.proto.attributes.values()):
+            raise OptionError(
+                f"{self.path}: node {node.proto.name!r} has a tensor in another file, which is not supported within "
+                "nodes: save the model with all its tensors in it"
+            )
 
     def _uses_microsoft(self) -> bool:
         mark = message(7, MICROSOFT.encode())
