@@ -10,7 +10,8 @@ from onnx import TensorProto, helper
 
 import rlx
 from rlx.errors import UnsupportedOp
-from rlx.importers.onnx import load, mapping_more
+from rlx.importers.onnx import load
+from rlx.importers.onnx.mappings import more
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (7, 5, 3), dtype=np.uint8)
 DEVICES = ("cpu", "reference", "interp")
@@ -59,6 +60,6 @@ def test_an_image_that_would_take_all_memory_is_not_decoded(monkeypatch: pytest.
 
 def test_without_pillow_the_import_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything runs."""
-    monkeypatch.setattr(mapping_more, "find_spec", lambda name: None)
+    monkeypatch.setattr(more, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedOp, match=r"pip install '.*\[image\]'"):
         load(decoder("RGB"))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import DTypeError, ModelFormatError, OptionError, ShapeError, UndecidedInputs, UnsupportedOp, no_such
-from rlx.importers.onnx import mappings
 from rlx.importers.onnx.dims import (
     Bound,
     DimsOption,
@@ -20,6 +19,7 @@ from rlx.importers.onnx.dims import (
     unknown_dims,
 )
 from rlx.importers.onnx.mapping import TAINTED, ListOf, Mapped, StackOf, UnsupportedError, element_dtype
+from rlx.importers.onnx.mappings.every import TABLES
 from rlx.importers.onnx.model import ModelFile, ValueInfo, read_model
 from rlx.importers.onnx.parts import Parts, parted
 from rlx.importers.onnx.reads import in_order, live_nodes, sources_of_sizes
@@ -33,7 +33,6 @@ from rlx.ir.shape import Dim, Shape
 
 __all__ = ["Import", "MissingNode", "ModelSource", "check", "import_model", "load"]
 
-TABLES = mappings.TABLES  # importing them fills the table of ops
 KINDS = ("tensor", "sequence(tensor)", "optional(tensor)", "optional(sequence(tensor))")
 ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview
 

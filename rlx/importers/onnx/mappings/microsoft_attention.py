@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.importers.onnx.mapping import MICROSOFT, Mapped, NodeContext, onnx_op
-from rlx.importers.onnx.mapping_attention import attend, joined, mask_bias, split_heads, visible, with_past
+from rlx.importers.onnx.mappings.attention import attend, joined, mask_bias, split_heads, visible, with_past
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import Size, exact_div, max_size, same

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.importers.onnx.mapping import NodeContext, static_op
-from rlx.importers.onnx.mapping_layout import (
+from rlx.importers.onnx.mappings.layout import (
     axes_argument,
     broadcast_shape,
     flat_shape,
@@ -18,7 +18,7 @@ from rlx.importers.onnx.mapping_layout import (
     split_sizes,
     target_shape,
 )
-from rlx.importers.onnx.mapping_quant import cast_target
+from rlx.importers.onnx.mappings.quant import cast_target
 from rlx.importers.onnx.symbolic import (
     LIMIT,
     NotStaticError,

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from rlx.importers.onnx.mapping import MICROSOFT, Mapped, NodeContext, onnx_op
-from rlx.importers.onnx.mapping_ml import place_of
+from rlx.importers.onnx.mappings.ml import place_of
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array
 from rlx.ops.elementwise import Less, Mul

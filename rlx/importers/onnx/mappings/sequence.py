@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlx.errors import ShapeError
 from rlx.importers.onnx.loop_carries import concatenated
 from rlx.importers.onnx.mapping import TAINTED, Appending, Link, ListOf, Mapped, NodeContext, StackOf, onnx_op
-from rlx.importers.onnx.mapping_control import scope_of
+from rlx.importers.onnx.mappings.control import scope_of
 from rlx.importers.onnx.symbolic import LIMIT, static_array
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlx.errors import ShapeError
 from rlx.importers.onnx.mapping import Mapped, NodeContext, element_dtype, onnx_op
-from rlx.importers.onnx.mapping_window import window_attributes
+from rlx.importers.onnx.mappings.window import window_attributes
 from rlx.install import install_extra
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlx.importers.onnx.mapping import Mapped, NodeContext, element_dtype, onnx_op
-from rlx.importers.onnx.mapping_window import conv_attributes
+from rlx.importers.onnx.mappings.window import conv_attributes
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Value
 from rlx.ir.shape import numel

@@ -10,7 +10,7 @@ import numpy as np
 from rlx.errors import ShapeError
 from rlx.importers.onnx.dynamic import constant_difference, known_items
 from rlx.importers.onnx.mapping import Mapped, NodeContext, UnsupportedError, element_dtype, onnx_op
-from rlx.importers.onnx.mapping_loss import training_dropout
+from rlx.importers.onnx.mappings.loss import training_dropout
 from rlx.importers.onnx.symbolic import Item, Ratio, arithmetic, static_array
 from rlx.importers.onnx.tensor import STRING
 from rlx.ir.dtype import DTYPES, DType

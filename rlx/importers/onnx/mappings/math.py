@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rlx.importers.onnx.mapping import Mapped, NodeContext, element_dtype, onnx_op
-from rlx.importers.onnx.mapping_layout import axes_argument
-from rlx.importers.onnx.mapping_loss import training_batch_norm
+from rlx.importers.onnx.mappings.layout import axes_argument
+from rlx.importers.onnx.mappings.loss import training_batch_norm
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import bounds, numel, upper

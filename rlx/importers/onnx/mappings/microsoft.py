@@ -8,8 +8,8 @@ import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
 from rlx.importers.onnx.mapping import MICROSOFT, Mapped, NodeContext, UnsupportedError, onnx_op
-from rlx.importers.onnx.mapping_quant import nothing_of_nothing, recurrent_attributes, zero_points
-from rlx.importers.onnx.mapping_window import conv_attributes, window_attributes
+from rlx.importers.onnx.mappings.quant import nothing_of_nothing, recurrent_attributes, zero_points
+from rlx.importers.onnx.mappings.window import conv_attributes, window_attributes
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import Size, ceildiv, numel

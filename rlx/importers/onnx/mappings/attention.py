@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlx.importers.onnx.mapping import PREVIEW, Mapped, NodeContext, element_dtype, onnx_op
-from rlx.importers.onnx.mapping_control import scope_of
+from rlx.importers.onnx.mappings.control import scope_of
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Graph, Operator, Value
 from rlx.ir.shape import Size, exact_div, same
