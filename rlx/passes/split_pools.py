@@ -1,7 +1,8 @@
 """Pools of large windows become pools along one axis after another, and long maxima ones of two taps each.
 
 Proved by structure. A window is a box, so its maximum is that of the maxima of its rows, and the number of its elements
-that count is the product of those along each axis: the mean of means of rows. (Means round once more for each axis.)
+that count is the product of those along each axis: the mean of means of rows. The p-norm of a window is that of the
+p-norms of its rows. (Means and norms round once more for each axis.)
 Of `k` elements in a row the maximum is that of two runs of 2^j < k elements that overlap, and that of a run of 2^j
 elements the maximum of two of half as many: with -inf for padding, log2(k) maxima of two take the place of k - 1.
 """
@@ -16,10 +17,13 @@ from rlx.ir.shape import Size
 from rlx.ops.elementwise import Cast
 from rlx.ops.layout import Pad
 from rlx.ops.pool import AveragePool, MaxPool, lowest
+from rlx.ops.pool_more import LpPool
 from rlx.passes.rewrite import Site, rewrite
 from rlx.records import replace
 
 __all__ = ["split_pools"]
+
+Pool = MaxPool | AveragePool | LpPool
 
 FEW = 16  # taps of a window that are taken at once
 LONG = 9  # taps of a row, for each step of the window, from which on maxima are made of runs
@@ -32,7 +36,7 @@ def split_pools(graph: Graph) -> Graph:
 
 def _split(site: Site) -> Value | None:
     op = site.op
-    if not isinstance(op, MaxPool | AveragePool) or math.prod(op.kernel) < FEW:
+    if not isinstance(op, Pool) or math.prod(op.kernel) < FEW:
         return None
     if isinstance(op, MaxPool) and op.with_indices:
         return None
@@ -41,7 +45,7 @@ def _split(site: Site) -> Value | None:
     if sum(k > 1 for k in op.kernel) < 2 and not (long and isinstance(op, MaxPool)):
         return None
     dtype = x.dtype
-    if isinstance(op, AveragePool) and dtype.bits < 32:  # sums and means of rows are not rounded to 16 bits
+    if not isinstance(op, MaxPool) and dtype.bits < 32:  # sums, means and norms of rows are not rounded to 16 bits
         x = site.add(Cast(DTYPES["f32"]), x)
     for d in reversed(range(len(op.kernel))):  # along rows first, whose elements lie together
         if op.kernel[d] > 1 or op.axes()[d][1:] != (1, 1, 0, 0):
@@ -49,7 +53,7 @@ def _split(site: Site) -> Value | None:
     return x if x.dtype is dtype else site.add(Cast(dtype), x)
 
 
-def _along(op: MaxPool | AveragePool, axis: int) -> MaxPool | AveragePool:
+def _along(op: Pool, axis: int) -> Pool:
     """The pool along one axis."""
     n = len(op.kernel)
     kernel, stride, dilation, begin, end = op.axes()[axis]

@@ -1,4 +1,4 @@
-"""Pools of large windows: split ones give what whole ones do, maxima in bits."""
+"""Pools of large windows: split ones give what whole ones do, maxima in bits, means and norms but for rounding."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import rlx
 from rlx.ir.dtype import DTYPES
 from rlx.ops.pool import AveragePool, MaxPool
+from rlx.ops.pool_more import LpPool
 from rlx.passes.split_pools import split_pools
 
 
@@ -26,6 +27,8 @@ def case(seed: int) -> tuple[rlx.Graph, np.ndarray]:
         op = (
             MaxPool(kernel, strides, pads, dilations, ceil_mode)
             if largest or dtype[0] == "i"
+            else LpPool(kernel, strides, pads, dilations, ceil_mode, 1 + seed % 3)
+            if seed % 4 > 1
             else AveragePool(kernel, strides, pads, dilations, ceil_mode, padded)
         )
         g = rlx.Graph("pool")
