@@ -51,9 +51,6 @@ class _Coded(PanelFormat):
     by_tiles = False
     whole: Q8Code
 
-    def normal(self, kernel: Kernel) -> Kernel:
-        return kernel
-
     def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
         return replace(product, few=max(_shapes(target)))
 
