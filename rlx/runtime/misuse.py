@@ -28,7 +28,6 @@ ELSEWHERE = {  # names that other libraries have -> what is written here
     "from_numpy": "runs take NumPy arrays as they are; rlx.to_device(array, device) brings one to a device",
     "device": "device= is an option of rlx.load and rlx.compile; rlx.devices() lists them",
     "device_put": "rlx.to_device(array, device)",
-    "cuda": "rlx.devices() lists what there is here; device= is an option of rlx.load and rlx.compile",
     "from_keras": "write the model as ONNX by tf2onnx, then rlx.load(path)",
     "from_onnx": "rlx.load(path, bytes or ModelProto)",
     "from_sklearn": "rlx.load(estimator, example_inputs=X[:1])",
