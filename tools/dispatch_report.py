@@ -51,11 +51,11 @@ The library devices give fresh [`rlx.Array`s](arrays.md#arrays-on-a-device): the
 32, and log each compile and its reason on the logger "rlx". Sizes that data decide are refused. An index outside its
 axis and an integer division by zero raise `ExecutionError`, as everywhere, though the libraries would go on silently.
 
-xla (`pip install "rlx[xla]"`) reads and writes 0 for denormal numbers, contracts `a * b + c`, and divides by constants
+xla (the extra `xla`) reads and writes 0 for denormal numbers, contracts `a * b + c`, and divides by constants
 and by what it broadcasts through the reciprocal: the last digit of a quotient may differ, and what is sampled at
 a computed place by as much of the place. Both libraries add up in orders of their own. Within that every case of every
 op agrees with the reference: `python -m pytest --full tests/backends/test_library.py` (22 core-minutes).
-`model.compilation.executable.stablehlo({"n": 5})` is its program as text. mlx (`pip install "rlx[mlx]"`) has f64 on its
+`model.compilation.executable.stablehlo({"n": 5})` is its program as text. mlx (the extra `mlx`) has f64 on its
 CPU only, and computes some functions of f64 in single precision: those run on the host.
 """
 

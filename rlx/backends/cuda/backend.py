@@ -9,6 +9,7 @@ from rlx.backends.array import MemorySpace
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, Rates
 from rlx.backends.codegen.check import check_supported
 from rlx.errors import DeviceUnavailable
+from rlx.install import install_extra
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Shape
@@ -22,7 +23,6 @@ from rlx.options import CompileOptions
 
 __all__ = ["CudaBackend"]
 
-REMEDY = 'pip install "rlx[cuda]"'
 DRIVER_REMEDY = "install NVIDIA's driver (nvidia-smi must list the device)"
 TEXT = 4096  # bytes of a kernel's code, about
 
@@ -46,7 +46,7 @@ class CudaBackend(CodeGenerator):
         try:
             version = device.compiler_version()
         except DeviceUnavailable as error:
-            return Availability(False, f"{device.name}, but {error}", REMEDY)
+            return Availability(False, f"{device.name}, but {error}", install_extra("cuda"))
         major, minor = device.capability
         if major < 8:
             return Availability(False, f"{device.name} has compute capability {major}.{minor}: 8.0 and later are used")
