@@ -49,18 +49,60 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Granite",
         {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 2.0},
     ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}),
+    "qwen3-moe": ("Qwen3Moe", {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 8}),
+    "qwen3-moe-sums": ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 24,
+                                    "head_dim": 8, "norm_topk_prob": True}),
     "olmo2": ("Olmo2", {}),
 }  # fmt: skip
 
 
-def main() -> None:
-    """Computes them all."""
+def published(shapes: dict[str, list[int]], family: str) -> dict[str, list[int]]:
+    """The shapes by the names of the files, in which each expert has matrices of its own."""
+    layer, names = ("block_sparse_moe", "w1 w3 w2") if family == "Mixtral" else ("mlp", "gate_proj up_proj down_proj")
+    found = {}
+    for name, shape in shapes.items():
+        before, _, part = name.partition(".mlp.")
+        if part == "gate.weight":
+            found[f"{before}.{layer}.gate.weight"] = shape
+        elif part.startswith("experts."):
+            for expert in range(shape[0]):
+                gate, up, down = (f"{before}.{layer}.experts.{expert}.{own}.weight" for own in names.split())
+                if part == "experts.down_proj":
+                    found[down] = shape[1:]
+                else:
+                    found |= {gate: [shape[1] // 2, shape[2]], up: [shape[1] // 2, shape[2]]}
+        else:
+            found[name] = shape
+    return found
+
+
+def stacked(name: str, shape: list[int], family: str) -> Any:
+    """A tensor of transformers' model, made of those of the files."""
+    part = name.partition(".mlp.")[2]
+    if family not in ("Mixtral", "Qwen3Moe") or not part:
+        return weight(name, tuple(shape))
+    own = list(published({name: shape}, family).items())
+    parts = [weight(n, tuple(s)) for n, s in own]
+    if part == "gate.weight":
+        return parts[0]
+    if part == "experts.down_proj":
+        return np.stack(parts)
+    return np.stack([np.concatenate(pair) for pair in zip(parts[::2], parts[1::2], strict=True)])
+
+
+def main(only: list[str]) -> None:
+    """Computes them all, or those named, which are put beside the others that are there."""
     import torch
     import transformers
 
     torch.set_num_threads(1)
     configs, results = {}, {}
-    for name, (family, changes) in CASES.items():
+    if only:
+        configs = json.loads((FOLDER / "configs.json").read_text())
+        results = dict(np.load(FOLDER / "logits.npz"))
+    for name in only or CASES:
+        family, changes = CASES[name]
         sizes = {"vocab_size": 96} if family == "GPT2" else SIZES
         config = getattr(transformers, f"{family}Config")(**{**sizes, **changes})
         kind = "GPT2LMHeadModel" if family == "GPT2" else f"{family.removesuffix('Text')}ForCausalLM"
@@ -68,11 +110,13 @@ def main() -> None:
         tied = config.tie_word_embeddings
         shapes = {n: list(p.shape) for n, p in model.state_dict().items() if not (tied and n == "lm_head.weight")}
         with torch.no_grad():
-            state = {n: torch.from_numpy(weight(n, tuple(shape))) for n, shape in shapes.items()}
+            state = {n: torch.from_numpy(stacked(n, shape, family)) for n, shape in shapes.items()}
             model.load_state_dict(state, strict=False)
             ids = torch.from_numpy(ids_of(config.vocab_size))
             logits = model(ids, use_cache=False).logits.numpy()
         fields = {k: v for k, v in config.to_diff_dict().items() if v is not None and k != "transformers_version"}
+        if "Mix" in family or "Moe" in family:
+            shapes = published(shapes, family)
         configs[name] = {"config": fields, "shapes": shapes}
         results[name] = logits[:, [0, 5, 31, TOKENS - 1]]
         print(name, results[name].shape, float(np.abs(results[name]).max()))
@@ -81,5 +125,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", help="of the cases; default: all")
+    main(parser.parse_args().cases)

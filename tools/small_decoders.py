@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ def write_safetensors(path: Path, arrays: dict[str, Any], code: str) -> None:
 
 # ---- GGUF, by the names and keys of llama.cpp's own package
 
+OTHER_NAMES = {"mistral": "llama", "gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
 VOCABULARY = ["<unk>", "<s>", "</s>", "\u2581", *map(chr, range(33, 125))]  # 96 tokens, of single characters
 
 
@@ -62,7 +64,7 @@ def write_gguf(
     """The same model as llama.cpp's converter writes it; matrices are stored as `kind`, such as Q8_0."""
     import gguf
 
-    family = {"mistral": "llama", "gemma3_text": "gemma3"}.get(config["model_type"], config["model_type"])
+    family = OTHER_NAMES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, family)
     layers = int(config["n_layer" if family == "gpt2" else "num_hidden_layers"])
     _write_facts(gguf, writer, family, config, layers)
@@ -77,9 +79,9 @@ def write_gguf(
         writer.add_chat_template(chat_template)
     number = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
     names = gguf.get_tensor_name_map(number, layers)
-    for name, shape in sorted(shapes.items()):
-        array = _as_converted(family, config, name, weight(name, tuple(shape)))
-        whole = array.ndim == 2 and array.shape[1] % 32 == 0
+    arrays = {n: _as_converted(family, config, n, weight(n, tuple(shape))) for n, shape in sorted(shapes.items())}
+    for name, array in _together(arrays).items():
+        whole = array.ndim >= 2 and array.shape[-1] % 32 == 0
         stored = gguf.GGMLQuantizationType[kind if whole else "F32"]
         data = gguf.quants.quantize(array, stored)
         own = names.get_name(name, (".weight", ".bias"))
@@ -92,6 +94,15 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _together(arrays: dict[str, Any]) -> dict[str, Any]:
+    """The matrices of a layer's experts as one tensor."""
+    found: dict[str, Any] = {}
+    for name, array in arrays.items():
+        one = re.sub(r"experts\.[0-9]+\.", "experts.", name)
+        found.setdefault(one, []).append(array) if one != name else found.update({name: array})
+    return {n: np.stack(a) if isinstance(a, list) else a for n, a in found.items()}
 
 
 def _write_facts(gguf: Any, writer: Any, family: str, config: dict[str, Any], layers: int) -> None:
@@ -125,6 +136,9 @@ def _write_facts(gguf: Any, writer: Any, family: str, config: dict[str, Any], la
     if "original_max_position_embeddings" in rope and rope["rope_type"] != "llama3":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     for key, add in (
+        ("num_local_experts", writer.add_expert_count),
+        ("num_experts_per_tok", writer.add_expert_used_count),
+        ("moe_intermediate_size", writer.add_expert_feed_forward_length),
         ("sliding_window", writer.add_sliding_window),
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
         ("final_logit_softcapping", writer.add_final_logit_softcapping),

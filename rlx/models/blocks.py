@@ -66,7 +66,7 @@ class Blocks(ABC):
 
     # ---- weights
 
-    def _file_name(self, name: str, layer: int | None) -> str:
+    def _file_name(self, name: str, layer: int | None, expert: int = 0) -> str:
         """The name in the file of a tensor that is there, "" where it is not."""
         for part in (".weight", ".bias"):
             if name.endswith(part):
@@ -77,7 +77,8 @@ class Blocks(ABC):
         known = self.names.get(stem)
         if known is None:
             return ""
-        owns = [name.replace("{}", str(layer)) + part for name in known[0 if self.source.gguf else 1].split("|")]
+        names = known[0 if self.source.gguf else 1].replace("{}", str(layer)).replace("[]", str(expert))
+        owns = [own + part for own in names.split("|")]
         prefixes = PREFIXES[:1] if self.source.gguf else PREFIXES
         return next((p + own for own in owns for p in prefixes if p + own in self.source.tensors), "")
 
@@ -85,17 +86,25 @@ class Blocks(ABC):
         """Whether the file has a tensor, such as "attn_q.bias"."""
         return bool(self._file_name(name, layer))
 
-    def param(self, name: str, layer: int | None, shape: tuple[int, ...]) -> Value:
+    def param(self, name: str, layer: int | None, shape: tuple[int, ...], expert: int = 0) -> Value:
         """A weight as it is stored. Raises `ModelFormatError` where it is missing or has another shape."""
-        found = self._file_name(name, layer)
+        found = self._file_name(name, layer, expert)
         if not found:
             stem, _, part = name.rpartition(".")
-            wanted = self.names[stem][0 if self.source.gguf else 1].split("|")[0].replace("{}", str(layer))
+            wanted = self.names[stem][0 if self.source.gguf else 1].split("|")[0]
+            wanted = wanted.replace("{}", str(layer)).replace("[]", str(expert))
             raise ModelFormatError(f"{self.source.path}: the tensor {wanted + '.' + part!r} is missing")
         if found not in self._params:
             self._params[found] = self._declared(found, shape)
         self.used.add(found)
         return self._params[found]
+
+    def stacked(self, name: str, layer: int, count: int, shape: tuple[int, ...]) -> Value:
+        """The matrices of a layer's experts, [count, *shape] in f32; folders have one tensor for each."""
+        if self.source.gguf:
+            return self.wide(self.param(f"{name}.weight", layer, (count, *shape)))
+        found = [self.wide(self.param(f"{name}.weight", layer, shape, expert)) for expert in range(count)]
+        return _value(ops.concat(*(ops.unsqueeze(w, axes=(0,)) for w in found), axis=0))
 
     def rows_of(self, name: str) -> int:
         """The first size of a tensor that is there."""

@@ -18,7 +18,8 @@ class Config:
     """Sizes and factors of a decoder; a family changes what is its own.
 
     `windows` gives for each layer how many positions it sees back, None for all. Scores are multiplied by `scale`
-    (None: 1 / sqrt(head_dim)). `rope` turns queries and keys; layers with a window use `window_rope` where it is given.
+    (None: 1 / sqrt(head_dim)). Of `experts` of width `expert_ffn` a token uses `experts_used`. `rope` turns queries and
+    keys; layers with a window use `window_rope` where it is given.
     """
 
     layers: int
@@ -39,6 +40,9 @@ class Config:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    experts: int = 0
+    experts_used: int = 0
+    expert_ffn: int = 0
 
 
 def read_config(source: Source, vocab: int, *, every: int | None, epsilon: float) -> Config:

@@ -15,6 +15,7 @@ from rlx.models.families.gemma import Gemma2, Gemma3
 from rlx.models.families.gpt2 import Gpt2
 from rlx.models.families.granite import Granite
 from rlx.models.families.llama import Llama
+from rlx.models.families.mixture import Mixtral, Qwen3Moe
 from rlx.models.families.olmo2 import Olmo2
 from rlx.models.families.phi3 import Phi3
 from rlx.models.families.qwen import Qwen2, Qwen3
@@ -25,7 +26,7 @@ __all__ = ["ENCODERS", "FAMILIES", "encoder_of", "family_of", "is_encoder"]
 F = TypeVar("F", bound=Family)
 
 FAMILIES: tuple[Family, ...] = (
-    Llama(), Qwen2(), Qwen3(), Gemma2(), Gemma3(), Gpt2(), Phi3(), Granite(), Olmo2(),
+    Llama(), Qwen2(), Qwen3(), Gemma2(), Gemma3(), Gpt2(), Phi3(), Granite(), Olmo2(), Mixtral(), Qwen3Moe(),
 )  # fmt: skip
 ENCODERS: tuple[Bert, ...] = (Bert(), Roberta(), NomicBert(), ModernBert())
 
@@ -52,16 +53,18 @@ def encoder_of(source: Source) -> Bert:
 
 def family_of(source: Source) -> Family:
     """The family that computes a decoder. Raises `ModelFormatError`, which lists those that are known."""
-    names = _named(FAMILIES, source)
-    found = names.get(source.architecture)
     if is_encoder(source):
         raise ModelFormatError(
             f"{source.path}: {source.architecture!r} embeds texts and writes none: rlx.load_embedder takes it"
         )
-    if found is None:
-        raise ModelFormatError(
-            f"{source.path}: rlx can't run the architecture {source.architecture!r}; known are {', '.join(names)}"
-        )
-    if source.facts.number("experts", 0):
-        raise ModelFormatError(f"{source.path}: rlx can't run mixtures of experts of {source.architecture!r} yet")
-    return found
+    experts = source.facts.number("experts", 0) > 0
+    found = _named((f for f in FAMILIES if f.mixture == experts), source).get(source.architecture)
+    if found is not None:
+        return found
+    known = _named(FAMILIES, source)
+    if source.architecture in known:
+        what = "mixtures of experts of" if experts else "without experts"
+        raise ModelFormatError(f"{source.path}: rlx can't run {what} {source.architecture!r}")
+    raise ModelFormatError(
+        f"{source.path}: rlx can't run the architecture {source.architecture!r}; known are {', '.join(known)}"
+    )

@@ -52,6 +52,7 @@ class Family:
     config: ClassVar[tuple[str, ...]] = ()
     names: ClassVar[Names] = COMMON
     interleaved: ClassVar[bool] = False
+    mixture: ClassVar[bool] = False  # whether its MLPs are of experts
     activation: ClassVar[str] = "silu"
     rope_base: ClassVar[float] = 10000.0  # where the file has none
     epsilon: ClassVar[float] = 1e-6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from rlx.models.families.base import Family
 
 __all__ = ["Llama"]
@@ -10,6 +12,6 @@ __all__ = ["Llama"]
 class Llama(Family):
     """RMS norms, rotary positions, grouped heads, a gated MLP; Mistral has a window too."""
 
-    gguf = ("llama",)
-    config = ("llama", "mistral")
+    gguf: ClassVar[tuple[str, ...]] = ("llama",)
+    config: ClassVar[tuple[str, ...]] = ("llama", "mistral")
     interleaved = True

@@ -21,8 +21,8 @@ class Qwen2(Family):
 class Qwen3(Family):
     """As Llama, with a norm of each head of queries and keys."""
 
-    gguf = ("qwen3",)
-    config = ("qwen3",)
+    gguf: ClassVar[tuple[str, ...]] = ("qwen3",)
+    config: ClassVar[tuple[str, ...]] = ("qwen3",)
     names: ClassVar[Names] = {
         **COMMON,
         "attn_q_norm": ("blk.{}.attn_q_norm", "layers.{}.self_attn.q_norm"),
