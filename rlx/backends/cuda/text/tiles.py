@@ -314,7 +314,7 @@ def tile_text(store: Store, product: Product, acc: DType) -> Text:
     own = 2 * step * (side + 4)
     shared = [
         f"__shared__ __align__(16) {kind} shared[{tile.groups * max(side * (side + 1), own)}];",
-        f"{kind} (*a_s)[{side + 4}] = ({kind} (*)[{side + 4}])(shared + group * {own});",
+        f"{kind} (*a_s)[{side + 4}] = ({kind} (*)[{side + 4}])(shared + team * {own});",
         f"{kind} (*b_s)[{side + 4}] = a_s + {step};",
         f"{kind} c[{per}][{per}];",
         "#pragma unroll",
@@ -352,7 +352,7 @@ def tensor_text(store: Store, product: Product, narrow: DType) -> Text:
     words = tile.groups * max(own, min(tile.rows, PART) * (tile.columns + 1))
     shared = [
         f"__shared__ __align__(16) u32 shared[{words}];",
-        f"u32 (*a_s)[{pitch}] = (u32 (*)[{pitch}])(shared + group * {own}), (*b_s)[{pitch}] = a_s + {tile.rows};",
+        f"u32 (*a_s)[{pitch}] = (u32 (*)[{pitch}])(shared + team * {own}), (*b_s)[{pitch}] = a_s + {tile.rows};",
         "const int lane = tid % 32, warp = tid / 32, g = lane / 4, t4 = lane % 4;",
         f"const int wm = warp / {across} * {tile.warp_rows}, wn = warp % {across} * {tile.warp_columns};",
         f"float c[{high}][{wide}][4];",
@@ -408,7 +408,7 @@ def whole_text(
     kind, part = C_TYPES[acc.name], min(tile.rows, PART)
     stride = tile.groups * step
     body = [
-        f"const int tid = threadIdx.x % {tile.threads}, group = threadIdx.x / {tile.threads};",
+        f"const int tid = threadIdx.x % {tile.threads}, team = threadIdx.x / {tile.threads};",
         f"const i64 tiles_m = ({m} + {tile.rows - 1}) / {tile.rows};",
         f"const i64 tiles_n = ({n} + {tile.columns - 1}) / {tile.columns};",
         f"const i64 n0 = blockIdx.x % tiles_n * {tile.columns}, rest = blockIdx.x / tiles_n;",
@@ -418,11 +418,11 @@ def whole_text(
         *top.lines,
         *shared,
         f"{kind} (*c_all)[{tile.columns + 1}] = ({kind} (*)[{tile.columns + 1}])shared;",
-        f"{kind} (*c_s)[{tile.columns + 1}] = c_all + group * {part};",
+        f"{kind} (*c_s)[{tile.columns + 1}] = c_all + team * {part};",
         *a.declared,
         *b.declared,
         f"for (i64 start = 0; start < {k} + {stride}; start += {stride}) {{",  # one turn more than there are steps
-        f"const i64 k0 = start + group * {step};",
+        f"const i64 k0 = start + team * {step};",
         f"if (start < {k}) {{",
         *a.load,
         *b.load,
