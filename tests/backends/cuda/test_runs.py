@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx import Graph
 from rlx.backends.cuda.device.driver import Driver
 from rlx.errors import ExecutionError
 from rlx.ir.dtype import DTYPES
-from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim
 
 
