@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ class HostDriver:
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[Any, int]] = {}
         self.folder = Path(tempfile.mkdtemp(prefix="rlx-cuda-"))
+        self.lock = RLock()
         self.launches = 0
         self.captured: list[Any] | None = None
         self.libraries: list[Any] = []
@@ -63,7 +65,11 @@ class HostDriver:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        yield
+        with self.lock:
+            yield
+
+    def reclaim(self) -> None:
+        return
 
     # ---- memory
 
@@ -133,9 +139,6 @@ class HostDriver:
         self.libraries.append((ctypes.CDLL(os.fsdecode(image)), Path(os.fsdecode(image)).with_suffix(".cc")))
         return len(self.libraries)
 
-    def unload(self, module: int) -> None:
-        return
-
     def function(self, module: int, symbol: str) -> Any:
         library, source = self.libraries[module - 1]
         found = re.search(rf"\b{symbol}\(.*?\n}}\n", source.read_text(), re.DOTALL)
@@ -177,5 +180,5 @@ class HostDriver:
             held = ctypes.create_string_buffer(words)
             self.launch(function, blocks, threads, ctypes.addressof(held))
 
-    def drop_graph(self, graph: Any) -> None:
-        graph.clear()
+    def drop(self, *, graph: Any = None, module: int | None = None) -> None:
+        return

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 import rlx
+from rlx import Graph
 from rlx.backends.cuda.device.driver import Driver
 from rlx.errors import ExecutionError
 from rlx.ir.dtype import DTYPES
-from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim
 
 
@@ -138,3 +139,28 @@ def test_precision_rounds_operands(precision: str, shape: tuple[int, int, int], 
     narrow = DTYPES[precision].numpy
     left, right = (z.astype(narrow).astype(np.float64) for z in (a, b.T if turned else b))
     np.testing.assert_allclose(made, np.maximum(left @ right, 0), rtol=1e-4, atol=1e-4)
+
+
+def test_clones_in_threads() -> None:
+    """Clones share code and weights; runs of several threads, some captured, some not, don't mix."""
+    model, expected = rlx.compile(mlp(), device="cuda"), rlx.compile(mlp(), device="reference", busy="wait")
+
+    clones = [model.clone() for _ in range(4)]
+
+    def work(number: int) -> None:
+        own = clones[number]
+        for turn in range(6):
+            data = rows(2 + turn // 3) + number
+            np.testing.assert_allclose(own.run([data])[0].numpy(), expected.run([data])[0], rtol=1e-4)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+
+
+def test_a_large_weight_comes_whole() -> None:
+    """Weights beyond the size of the pinned parts are uploaded part by part."""
+    count = (40 << 20) // 4 + 3
+    data = np.arange(count, dtype=np.float32)
+    g = Graph("large")
+    g.output(g.input("x", (1,)) + g.param("w", data=data), "y")
+    assert np.array_equal(rlx.compile(g, device="cuda").run([np.ones(1, np.float32)])[0].numpy(), data + 1)

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from functools import cache
+from threading import RLock
 from typing import Any
 
 import numpy as np
 
 from rlx.backends.cuda.device.compiler import compiler
 from rlx.errors import DeviceUnavailable, ExecutionError, MemoryDeficit
+from rlx.forks import restart_in_child
 from rlx.ir.graph import Array
 
 __all__ = ["Driver", "driver", "find_driver"]
@@ -27,6 +30,7 @@ CAPABILITY_MAJOR, CAPABILITY_MINOR, PROCESSORS = 75, 76, 16  # CU_DEVICE_ATTRIBU
 RELEASE_THRESHOLD = 4  # CU_MEMPOOL_ATTR_...
 NON_BLOCKING = 1
 THREAD_LOCAL_CAPTURE = 1  # CU_STREAM_CAPTURE_MODE_...
+STAGED = 4 << 20  # bytes up to which downloads go through pinned memory
 OLDEST = 12000  # CUDA 12.0: stream-ordered memory, and graphs as they are used here
 
 
@@ -56,8 +60,16 @@ class Driver:
         self.name = name.value.decode(errors="replace")
         self.capability = (self.attribute(CAPABILITY_MAJOR), self.attribute(CAPABILITY_MINOR))
         self.processors = self.attribute(PROCESSORS)
+        self.dropped = deque[tuple[str, Any]]()  # what nobody has any more: the function that ends it, and its handle
+        self._staging: int | None = None
         self._stream: c_void_p | None = None
+        self.restart()
+        restart_in_child(self.restart)
         self._context = c_void_p()
+
+    def restart(self) -> None:
+        """No thread is at the device: for a new one, and for a forked child."""
+        self.lock = RLock()
 
     # ---- calls
 
@@ -103,17 +115,26 @@ class Driver:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """The context for the block. Raises `ExecutionError` in a process that was forked off after it was made."""
+        """The context and the stream for the block, for one thread at a time.
+
+        Raises `ExecutionError` in a process that was forked off after the context was made.
+        """
         if os.getpid() != self.pid:
             raise ExecutionError(
                 "CUDA can't be used in a process that was forked after CUDA was used: start it with the method 'spawn'"
             )
-        _ = self.stream
-        self.call("cuCtxPushCurrent_v2", self._context)
-        try:
-            yield
-        finally:
-            self.call("cuCtxPopCurrent_v2", byref(c_void_p()))
+        with self.lock:
+            _ = self.stream
+            self.call("cuCtxPushCurrent_v2", self._context)
+            try:
+                yield
+            finally:
+                self.call("cuCtxPopCurrent_v2", byref(c_void_p()))
+
+    def reclaim(self) -> None:
+        """Ends what nobody has any more: not at once, since Python may drop it while launches are captured."""
+        for _ in range(len(self.dropped)):
+            self.call(*self.dropped.popleft())
 
     # ---- memory; what follows is called within `current`
 
@@ -148,12 +169,18 @@ class Driver:
         self.call("cuMemcpyHtoDAsync_v2", c_ulonglong(address), c_void_p(source), c_size_t(count), self.stream)
 
     def download(self, address: int, count: int) -> Array:
-        """Some bytes, once all that was launched is done."""
+        """Some bytes, once all that was launched is done; few of them by way of pinned memory, which is faster."""
         made = np.empty(count, np.uint8)
+        staged, to = 0 < count <= STAGED, int(made.ctypes.data)
+        if staged:
+            if self._staging is None:
+                self._staging = self.pinned(STAGED)
+            to = self._staging
         if count:
-            self.call("cuMemcpyDtoHAsync_v2", c_void_p(made.ctypes.data), c_ulonglong(address), c_size_t(count),
-                      self.stream)  # fmt: skip
+            self.call("cuMemcpyDtoHAsync_v2", c_void_p(to), c_ulonglong(address), c_size_t(count), self.stream)
         self.synchronize()
+        if staged:
+            ctypes.memmove(made.ctypes.data, to, count)
         return made
 
     def copy(self, to: int, source: int, count: int) -> None:
@@ -187,9 +214,6 @@ class Driver:
         self.call("cuModuleLoadData", byref(module), image)
         assert module.value is not None
         return module.value
-
-    def unload(self, module: int) -> None:
-        self.call("cuModuleUnload", c_void_p(module))
 
     def function(self, module: int, symbol: str) -> Any:
         """A function of a module, None where it has no such."""
@@ -231,8 +255,12 @@ class Driver:
     def launch_graph(self, graph: Any) -> None:
         self.call("cuGraphLaunch", graph, self.stream)
 
-    def drop_graph(self, graph: Any) -> None:
-        self.call("cuGraphExecDestroy", graph)
+    def drop(self, *, graph: Any = None, module: int | None = None) -> None:
+        """Lets go of a graph or a module; any thread may call it at any time."""
+        if graph is not None:
+            self.dropped.append(("cuGraphExecDestroy", graph))
+        if module is not None:
+            self.dropped.append(("cuModuleUnload", c_void_p(module)))
 
 
 chosen: list[Any] = []  # what takes the place of the driver in tests: see tests/backends/cuda

@@ -65,6 +65,7 @@ class CudaMemory:
     def reclaim(self) -> None:
         """Gives back what nobody has: not at once, since Python may end a block in the middle of a call."""
         device = driver()
+        device.reclaim()
         for _ in range(len(self.given_back)):
             address, shared = self.given_back.popleft()
             if shared:

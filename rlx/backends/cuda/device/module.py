@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 from rlx.backends.cuda.device.driver import driver
 from rlx.backends.granted import cpu_count
-from rlx.errors import RlxError
 
 __all__ = ["Modules"]
 
@@ -20,7 +17,6 @@ class Modules:
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.driver = driver()
-        self.pid = os.getpid()
         self.handles: list[Any] = []
         self.functions: dict[str, Any] = {}
         if not texts:
@@ -39,7 +35,5 @@ class Modules:
         return found
 
     def __del__(self) -> None:
-        if getattr(self, "handles", None) and self.pid == os.getpid():
-            with suppress(RlxError, AttributeError, TypeError), self.driver.current():  # the interpreter may be ending
-                for handle in self.handles:
-                    self.driver.unload(handle)
+        for handle in getattr(self, "handles", ()):
+            self.driver.drop(module=handle)

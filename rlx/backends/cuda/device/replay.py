@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from rlx.backends.cuda.device.driver import driver
-from rlx.errors import RlxError
 
 __all__ = ["Replay"]
 
@@ -18,12 +16,13 @@ class Replay:
     """The graphs of one executable, by the words that their launches take."""
 
     def __init__(self) -> None:
+        self.driver = driver()
         self.graphs: dict[bytes, Any] = {}
         self.before: bytes | None = None
 
     def run(self, words: bytes, submit: Callable[[], None]) -> None:
         """Does what `submit` launches with these words: by a graph once it comes again."""
-        device = driver()
+        device = self.driver
         graph = self.graphs.get(words)
         if graph is None and words != self.before:
             self.before = words
@@ -36,13 +35,10 @@ class Replay:
             finally:
                 graph = device.end_capture()
             while len(self.graphs) >= KEPT:
-                device.drop_graph(self.graphs.pop(next(iter(self.graphs))))
+                device.drop(graph=self.graphs.pop(next(iter(self.graphs))))
             self.graphs[words] = graph
         device.launch_graph(graph)
 
     def __del__(self) -> None:
-        with suppress(RlxError, AttributeError, TypeError):  # the interpreter may be ending
-            if self.graphs:
-                with driver().current():
-                    for graph in self.graphs.values():
-                        driver().drop_graph(graph)
+        for graph in self.graphs.values():
+            self.driver.drop(graph=graph)

@@ -36,6 +36,7 @@ class Tile:
     """Rows and columns of a block's result, and of a warp's where tensor cores compute it; threads of a block.
 
     `step`: of the depth, of which operands are in shared memory; the less there is to do, the more is read at once.
+    `groups` of so many threads each take steps in turn; their sums are added at the end, in order.
     """
 
     rows: int
@@ -44,12 +45,13 @@ class Tile:
     warp_columns: int
     threads: int
     step: int
+    groups: int = 1
 
 
 BEYOND = 1024  # places after the last that a tile may reach
 PART = 64  # rows of a result that shared memory holds at a time
-PLAIN = (Tile(64, 64, 0, 0, 256, 32), Tile(32, 32, 0, 0, 256, 64))
-TENSOR = (Tile(128, 128, 64, 32, 256, 32), Tile(64, 64, 32, 32, 128, 64), Tile(32, 32, 16, 16, 128, 128))
+PLAIN = (Tile(64, 64, 0, 0, 256, 32), Tile(32, 32, 0, 0, 256, 64, 2))
+TENSOR = (Tile(128, 128, 64, 32, 256, 32), Tile(64, 64, 32, 32, 128, 64), Tile(32, 32, 16, 16, 128, 64, 4))
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +159,7 @@ def places(emitter: Emitter, side: Side, line: str, step: str) -> tuple[str, str
 def each(side: Side, count: int) -> list[str]:
     """The loop of a thread over its items of an operand, of which `e` is the number."""
     head = f"for (int j = 0; j < {count}; ++j) {{"
-    return ["#pragma unroll", head, f"const int e = threadIdx.x + {side.threads} * j;"]
+    return ["#pragma unroll", head, f"const int e = tid + {side.threads} * j;"]
 
 
 def paired_side(emitter: Emitter, top: Scope, side: Side) -> Brought:
@@ -309,14 +311,16 @@ def tile_text(store: Store, product: Product, acc: DType) -> Text:
         tile = replace(tile, step=tile.step // 2)  # for the shared memory
     step = tile.step
     per, side = tile.rows // 16, tile.rows
+    own = 2 * step * (side + 4)
     shared = [
-        f"__shared__ __align__(16) {kind} shared[{max(side * (side + 1), 2 * step * (side + 4))}];",
-        f"{kind} (*a_s)[{side + 4}] = ({kind} (*)[{side + 4}])shared, (*b_s)[{side + 4}] = a_s + {step};",
+        f"__shared__ __align__(16) {kind} shared[{tile.groups * max(side * (side + 1), own)}];",
+        f"{kind} (*a_s)[{side + 4}] = ({kind} (*)[{side + 4}])(shared + team * {own});",
+        f"{kind} (*b_s)[{side + 4}] = a_s + {step};",
         f"{kind} c[{per}][{per}];",
         "#pragma unroll",
         f"for (int i = 0; i < {per * per}; ++i) c[i / {per}][i % {per}] = {literal(0, acc)};",
     ]
-    rows, columns = f"threadIdx.x / 16 * {per}", f"threadIdx.x % 16 * {per}"
+    rows, columns = f"tid / 16 * {per}", f"tid % 16 * {per}"
     multiply = [
         "#pragma unroll",
         f"for (int kk = 0; kk < {step}; ++kk) {{",
@@ -344,11 +348,12 @@ def tensor_text(store: Store, product: Product, narrow: DType) -> Text:
     step = tile.step
     pitch, high, wide = step // 2 + 4, tile.warp_rows // 16, tile.warp_columns // 8
     across = tile.columns // tile.warp_columns
-    words = max((tile.rows + tile.columns) * pitch, min(tile.rows, PART) * (tile.columns + 1))
+    own = (tile.rows + tile.columns) * pitch
+    words = tile.groups * max(own, min(tile.rows, PART) * (tile.columns + 1))
     shared = [
         f"__shared__ __align__(16) u32 shared[{words}];",
-        f"u32 (*a_s)[{pitch}] = (u32 (*)[{pitch}])shared, (*b_s)[{pitch}] = a_s + {tile.rows};",
-        "const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t4 = lane % 4;",
+        f"u32 (*a_s)[{pitch}] = (u32 (*)[{pitch}])(shared + team * {own}), (*b_s)[{pitch}] = a_s + {tile.rows};",
+        "const int lane = tid % 32, warp = tid / 32, g = lane / 4, t4 = lane % 4;",
         f"const int wm = warp / {across} * {tile.warp_rows}, wn = warp % {across} * {tile.warp_columns};",
         f"float c[{high}][{wide}][4];",
         "#pragma unroll",
@@ -396,13 +401,14 @@ def whole_text(
         emitter.ranges.bind(v, size, BEYOND)
     a = bring(emitter, top, Side("a", product.a, ROW, "m0", tile.rows, step, m, k, tile.threads))
     b = bring(emitter, top, Side("b", product.b, COLUMN, "n0", tile.columns, step, n, k, tile.threads))
-    element = f"c_s[at / {tile.columns}][at % {tile.columns}]"
-    result = Scope(top, {ROW: "row", COLUMN: "column", next(iter(RESULT)): element}, turns="true")
+    result = Scope(top, {ROW: "row", COLUMN: "column", next(iter(RESULT)): "total"}, turns="true")
     places = {v: e for v, e in product.places.items() if v != e}
     index = tuple(substitute_vars(i, places) for i in store.index)
     store_line(emitter, replace(store, expr=substitute_vars(store.expr, places), index=index), result)
     kind, part = C_TYPES[acc.name], min(tile.rows, PART)
+    stride = tile.groups * step
     body = [
+        f"const int tid = threadIdx.x % {tile.threads}, team = threadIdx.x / {tile.threads};",
         f"const i64 tiles_m = ({m} + {tile.rows - 1}) / {tile.rows};",
         f"const i64 tiles_n = ({n} + {tile.columns - 1}) / {tile.columns};",
         f"const i64 n0 = blockIdx.x % tiles_n * {tile.columns}, rest = blockIdx.x / tiles_n;",
@@ -411,15 +417,17 @@ def whole_text(
         *apart,
         *top.lines,
         *shared,
-        f"{kind} (*c_s)[{tile.columns + 1}] = ({kind} (*)[{tile.columns + 1}])shared;",
+        f"{kind} (*c_all)[{tile.columns + 1}] = ({kind} (*)[{tile.columns + 1}])shared;",
+        f"{kind} (*c_s)[{tile.columns + 1}] = c_all + team * {part};",
         *a.declared,
         *b.declared,
-        f"for (i64 k0 = 0; k0 < {k} + {step}; k0 += {step}) {{",  # one turn more than there are steps
-        f"if (k0 < {k}) {{",
+        f"for (i64 start = 0; start < {k} + {stride}; start += {stride}) {{",  # one turn more than there are steps
+        f"const i64 k0 = start + team * {step};",
+        f"if (start < {k}) {{",
         *a.load,
         *b.load,
         "}",
-        "if (k0 > 0) {",
+        "if (start > 0) {",
         *multiply,
         "}",
         "__syncthreads();",
@@ -430,10 +438,15 @@ def whole_text(
         f"for (int first = 0; first < {tile.rows}; first += {part}) {{",
         *settle,
         "__syncthreads();",
-        f"for (int at = threadIdx.x; at < {part * tile.columns}; at += {tile.threads}) {{",
+        f"for (int at = threadIdx.x; at < {part * tile.columns}; at += {tile.groups * tile.threads}) {{",
         f"const {emitter.kind(ROW)} row = m0 + first + at / {tile.columns};",
         f"const {emitter.kind(COLUMN)} column = n0 + at % {tile.columns};",
         f"if (row < {m} && column < {n}) {{",
+        f"{kind} total = c_all[at / {tile.columns}][at % {tile.columns}];",
+        *(
+            f"total = k_add(total, c_all[{g * part} + at / {tile.columns}][at % {tile.columns}]);"
+            for g in range(1, tile.groups)
+        ),
         *result.lines,
         "}",
         "}",
@@ -441,5 +454,5 @@ def whole_text(
         "}",
     ]
     batch = tuple(size for _, size in product.batch)
-    threads = Threads(Tiles(batch, product.m, product.n, tile), Fixed(tile.threads))
-    return function_text(emitter, body, threads, most=tile.threads, alone=True)
+    threads = Threads(Tiles(batch, product.m, product.n, tile), Fixed(tile.groups * tile.threads))
+    return function_text(emitter, body, threads, most=tile.groups * tile.threads, alone=True)
