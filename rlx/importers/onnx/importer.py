@@ -19,6 +19,7 @@ from rlx.importers.onnx.dims import (
     unknown_dims,
 )
 from rlx.importers.onnx.mapping import TAINTED, ListOf, Mapped, StackOf, UnsupportedError, element_dtype
+from rlx.importers.onnx.mappings import every  # noqa: F401  # importing it fills the table of ops
 from rlx.importers.onnx.model import ModelFile, ValueInfo, read_model
 from rlx.importers.onnx.parts import Parts, parted
 from rlx.importers.onnx.reads import in_order, live_nodes, sources_of_sizes
