@@ -131,7 +131,7 @@ def _tensor(path: str, name: str, info: Any, start: int) -> StoredTensor:
     if not isinstance(info, dict):
         raise fail("expected dtype, shape and data_offsets")
     code, shape, span = info.get("dtype"), info.get("shape"), info.get("data_offsets")
-    if code not in _DTYPES:
+    if not isinstance(code, str) or code not in _DTYPES:
         raise fail(f"unknown dtype {code!r}; known are {', '.join(_DTYPES)}")
     if not _naturals(shape) or len(shape) > MAX_DIMS:
         raise fail(f"shape {shape!r}: expected at most {MAX_DIMS} sizes >= 0")

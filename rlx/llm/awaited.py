@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TypeVar
 
@@ -16,6 +15,8 @@ async def awaited(pieces: Iterator[T], cancel: Callable[[], None]) -> AsyncItera
 
     Where the task is cancelled, or the iteration is given up, `cancel` is called, and what runs is waited for.
     """
+    import asyncio  # slow to import, and most processes have no event loop
+
     end = object()
     try:
         while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,6 @@ from rlx.llm.generation import Generation, Limits
 from rlx.llm.options import GenerationKeywords, options_of
 from rlx.llm.scoring import Score, logprobs_of, perplexity_of
 from rlx.llm.slots import Slots
-from rlx.llm.snapshot import restored, snapshot_of
 from rlx.llm.speculation import SmallModel
 from rlx.llm.stats import Stats
 from rlx.llm.together import Together
@@ -170,6 +168,8 @@ class LanguageModel:
 
         A task that is cancelled ends the text.
         """
+        import asyncio  # slow to import
+
         return await asyncio.to_thread(self.generate, prompt, max_tokens, **options)
 
     async def achat(
@@ -179,6 +179,8 @@ class LanguageModel:
         **options: Unpack[GenerationKeywords],
     ) -> Generation:
         """As `chat`, for `async for`; see `agenerate`."""
+        import asyncio
+
         return await asyncio.to_thread(self.chat, messages, max_tokens, **options)
 
     def snapshot(self, generation: Generation) -> bytes:
@@ -186,6 +188,8 @@ class LanguageModel:
 
         Raises `OptionError` for one that has not begun, `BusyError` where another one has its slot.
         """
+        from rlx.llm.snapshot import snapshot_of  # slow to import
+
         with self.alone():
             return snapshot_of(self, generation)
 
@@ -195,6 +199,8 @@ class LanguageModel:
         The model must be the same, and `kv_dtype`; `context` need not. `constraint` is given anew where it had one.
         Raises `ModelFormatError` for bytes that are damaged, and `OptionError`.
         """
+        from rlx.llm.snapshot import restored
+
         with self.alone():
             return restored(self, data, constraint)
 

@@ -52,6 +52,7 @@ MALFORMED: dict[str, tuple[Any, bytes, str]] = {
     "no object": (b"[]", b"", "expected a JSON object"),
     "name twice": (b'{"a": 1, "a": 2}', b"", "given twice"),
     "no entry": ({"a": 1}, b"", "expected dtype"),
+    "a list as dtype": ({"a": {**A, "dtype": ["F32"]}}, b"\0" * 4, "unknown dtype"),
     "dtype": ({"a": {**A, "dtype": "F7"}}, b"\0" * 4, "unknown dtype 'F7'"),
     "negative": ({"a": {**A, "shape": [-1]}}, b"\0" * 4, "sizes >= 0"),
     "bool size": ({"a": {**A, "shape": [True]}}, b"\0" * 4, "sizes >= 0"),

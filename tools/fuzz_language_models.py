@@ -1,8 +1,11 @@
-"""Mutates tokenizer.json, the metadata of GGUF files and chat templates, and tries each: load, encode, decode, render.
+"""Mutates the files of language models and tries each: tokenisers, chat templates, weights, configurations.
 
-`python tools/fuzz_tokenizers.py --cases 50000`: every case ends in results or in an error of `rlx.errors`. What else
-happens is printed with the case's number: another exception, a crash, more than `--seconds` of processor time, more
-than `--memory` MiB beyond what the process had at its start. `--only NUMBER` makes that case again and lets its
+Tokenizer.json, the metadata of GGUF files and chat templates are loaded, encode, decode and render; of GGUF files,
+safetensors, their index, config.json and the files that say how vectors are pooled (mutated_models.py) a graph is made.
+
+`python tools/fuzz_language_models.py --cases 50000`: every case ends in results or in an error of `rlx.errors`. What
+else happens is printed with the case's number: another exception, a crash, more than `--seconds` of processor time,
+more than `--memory` MiB beyond what the process had at its start. `--only NUMBER` makes that case again and lets its
 exception through.
 """
 
@@ -24,6 +27,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import mutated_models
 
 from rlx.errors import RlxError
 from rlx.models.chat import render
@@ -143,9 +148,11 @@ def use(tokenizer: Tokenizer) -> None:
 def attempt(seed: int, number: int, folder: Path) -> str:
     """What becomes of a case: "ran" or "refused"."""
     rng = random.Random(f"{seed} {number}")
-    kind, what = rng.choice(KINDS), rng.randrange(4)
+    kind, what = rng.choice(KINDS), rng.randrange(8)
     try:
-        if what == 0:
+        if what > 3:
+            mutated_models.attempt(rng, folder, mutate, flipped)
+        elif what == 0:
             template = TEMPLATE
             for _ in range(rng.randrange(1, 4)):
                 at = rng.randrange(len(template))
@@ -175,6 +182,9 @@ def work(args: argparse.Namespace) -> None:
     """The process that tries cases: a line with its number before, one with what became of it after."""
     for kind in KINDS:
         library_json(kind), gguf_bytes(kind), trained().metadata(kind)
+    for name in (*mutated_models.DECODERS, *mutated_models.ENCODERS):
+        for gguf in (False, *([True] if name != "modernbert" else [])):
+            mutated_models.files_of(name, gguf)
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     limit = now + (args.memory << 20)
