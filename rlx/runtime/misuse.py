@@ -26,7 +26,6 @@ ELSEWHERE = {  # names that other libraries have -> what is written here
     "compile_fn": "rlx.jit(function)",
     "function": "rlx.jit(function)",
     "from_numpy": "runs take NumPy arrays as they are; rlx.to_device(array, device) brings one to a device",
-    "device": "device= is an option of rlx.load and rlx.compile; rlx.devices() lists them",
     "device_put": "rlx.to_device(array, device)",
     "from_keras": "write the model as ONNX by tf2onnx, then rlx.load(path)",
     "from_onnx": "rlx.load(path, bytes or ModelProto)",
@@ -43,6 +42,7 @@ ELSEWHERE = {  # names that other libraries have -> what is written here
     "save": "model.save(path) writes what was compiled",
     "tensor": "runs take NumPy arrays as they are; graph.const(array) makes a value of a graph",
     "tree_map": "trees of arrays go in and out of functions of rlx.jit as they are",
+    **dict.fromkeys(("cuda", "device"), "device= is an option of rlx.load and rlx.compile; rlx.devices() lists them"),
 }
 
 
