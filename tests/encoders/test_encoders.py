@@ -130,8 +130,8 @@ def test_refusals(tmp_path: Path) -> None:
         build_encoder(folder)
     (folder / "modules.json").unlink()
     for default in ("doc", ["query"]):
-        told = {"prompts": {"query": "q: "}, "default_prompt_name": default}
-        (folder / "config_sentence_transformers.json").write_text(json.dumps(told))
+        said = {"prompts": {"query": "q: "}, "default_prompt_name": default}
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(said))
         with pytest.raises(ModelFormatError, match="there is no prompt"):
             build_encoder(folder)
     (folder / "config_sentence_transformers.json").unlink()
