@@ -13,9 +13,7 @@ from rlx.boundary import bounded
 from rlx.disk import path_of
 from rlx.errors import CompileError, MemoryDeficit, ModelFormatError, OptionError
 from rlx.llm.model import LanguageModel
-from rlx.models.decoder import CONTEXT, KV_DTYPES, WANTED
-from rlx.models.families import family_of
-from rlx.models.source import open_source
+from rlx.models.sizes import CONTEXT, KV_DTYPES, WANTED
 from rlx.records import replace
 from rlx.runtime.session import LoadKeywords, Session, kind_of
 
@@ -62,6 +60,9 @@ def load_llm(
     except MemoryDeficit as error:
         raise _with_largest(error, path, context, kv_dtype) from None
     except OptionError:
+        from rlx.models.families import family_of
+        from rlx.models.source import open_source
+
         family_of(open_source(path))  # raises where it is no decoder, which has other options
         raise
     made = LanguageModel(model, Path(path_of(path, "load_llm")))

@@ -24,7 +24,7 @@ from rlx.llm.slots import Slots
 from rlx.llm.speculation import SmallModel
 from rlx.llm.stats import Stats
 from rlx.llm.together import Together
-from rlx.models.decoder import sampler_of
+from rlx.models.sizes import sampler_of
 from rlx.runtime.compiled import CompiledGraph
 
 if TYPE_CHECKING:

@@ -8,21 +8,18 @@ from pathlib import Path
 from rlx import ops
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Graph
-from rlx.ir.shape import Dim, Size
+from rlx.ir.shape import Dim
 from rlx.models.blocks import PREFIXES, Blocks
 from rlx.models.cached import CachedBlocks, Room
 from rlx.models.config import Config, read_config
 from rlx.models.families import family_of
 from rlx.models.families.base import Family
-from rlx.models.sampling import Sampler
+from rlx.models.sizes import CONTEXT, KV_DTYPES, PREFILL, WANTED, sampler_of
 from rlx.models.source import Source, open_source
 from rlx.records import dataclass
 
 __all__ = ["Decoder", "build_decoder", "check_used", "sampler_of", "vocabulary_size"]
 
-CONTEXT, PREFILL = 4096, 512  # tokens of the cache, and of a run, where nothing else is asked for
-KV_DTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
-WANTED = 32  # rows of logits of one run, for one sequence
 # Tensors of files that say nothing new: tables that follow from the configuration.
 DERIVED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 DERIVED_ENDINGS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
@@ -78,11 +75,6 @@ def build_decoder(
     check_used(b)
     b.graph.name = Path(source.path).stem if source.gguf else Path(source.path).parent.name or source.architecture
     return Decoder(b.graph, config, source)
-
-
-def sampler_of(vocab: int, rows: Size = 1) -> Sampler:
-    """How a decoder's graph samples, where it was asked to."""
-    return Sampler(vocab, rows=rows, masked=True)
 
 
 def _add_program(b: CachedBlocks, family: Family, sampling: bool) -> None:

@@ -70,7 +70,7 @@ def pooling_of(source: Source) -> Pooling:
     prompts, default = told.get("prompts") or {}, told.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(t, str) for t in prompts.values()):
         raise ModelFormatError(f"{folder}: config_sentence_transformers.json: prompts: expected texts by name")
-    if default is not None and default not in prompts:
+    if default is not None and not (isinstance(default, str) and default in prompts):
         raise ModelFormatError(f"{folder}: config_sentence_transformers.json: there is no prompt {default!r:.60}")
     longest = _object(folder / "sentence_bert_config.json").get("max_seq_length")
     kind, normalised = _modules(folder)

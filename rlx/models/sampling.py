@@ -32,14 +32,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx import numpy as rnp
-from rlx import ops
-from rlx.errors import OptionError, ShapeError
-from rlx.ir.dtype import DTYPES
+from rlx.errors import OptionError
 from rlx.ir.graph import Graph, Value
-from rlx.models.draw import Filters, draw
-from rlx.models.penalties import not_repeated, penalised
-from rlx.ops.random import threefry_rounds
 from rlx.records import dataclass, field
 
 __all__ = ["Row", "Sampled", "Sampler", "Sampling"]
@@ -162,18 +156,9 @@ class Sampler:
 
     def add(self, graph: Graph, logits: Value, prefix: str = "sampling.") -> Sampled:
         """Samples from logits [rows, vocab] of any float type; declares the inputs. Raises `ShapeError`."""
-        if logits.rank != 2 or logits.shape[1] != self.vocab:
-            raise ShapeError(f"Sampler: expected logits [rows, {self.vocab}], got {logits.type}")
-        given = {name: graph.input(prefix + name, shape, kind) for name, (shape, kind) in self.inputs().items()}
-        raw = _cast(logits, "f32")
-        options = {name: given["options"][:, i : i + 1] for i, name in enumerate(COLUMNS)}
-        changed = self._changed(raw, given, options)
-        key = given["key"]
-        bits, _ = threefry_rounds(key[:, 0], key[:, 1], key[:, 2], key[:, 2] * np.uint32(0))
-        u = _cast(bits >> np.uint32(8), "f32") * np.float32(2.0**-24)
-        filters = Filters(*(options[name] for name in ("temperature", "top_k", "top_p", "min_p", "typical_p")))
-        token = draw(graph, changed, filters, u[:, None], self.candidates)
-        return self._sampled(raw, token)
+        from rlx.models.sampled import sampled  # a process with a compiled model needs no ops
+
+        return sampled(self, graph, logits, prefix)
 
     def inputs(self) -> dict[str, tuple[tuple[Any, ...], str]]:
         """Shape and element type of each input, by its name without the prefix."""
@@ -190,29 +175,6 @@ class Sampler:
         if self.masked:
             found["mask"] = ((rows, self.words), "u32")
         return found
-
-    def _changed(self, logits: Value, given: Mapping[str, Value], options: Mapping[str, Value]) -> Value:
-        """The logits after biases, penalties and the mask."""
-        if self.biases:
-            logits = ops.scatter_elements(logits, given["bias_tokens"], given["bias"], axis=1, reduction="add")
-        if self.history:
-            logits = penalised(logits, given["history"], options)
-            logits = not_repeated(logits, given["history"], options)
-        if self.masked:
-            bits = given["mask"][:, :, None] >> np.arange(32, dtype=np.uint32)
-            allowed = rnp.not_equal(bits & np.uint32(1), np.uint32(0))
-            allowed = rnp.reshape(allowed, (-1, self.words * 32))[:, : self.vocab]
-            logits = rnp.where(allowed, logits, np.float32(-np.inf))
-        return logits
-
-    def _sampled(self, raw: Value, token: Value) -> Sampled:
-        most = rnp.max(raw, axis=1, keepdims=True)
-        norm = most + rnp.log(rnp.sum(rnp.exp(raw - most), axis=1, keepdims=True))
-        logprob = (ops.gather_elements(raw, rnp.maximum(token, np.int32(0)), axis=1) - norm)[:, 0]
-        if not self.logprobs:
-            return Sampled(token[:, 0], logprob)
-        values, tokens = ops.top_k(raw, k=self.logprobs)
-        return Sampled(token[:, 0], logprob, _cast(tokens, "i32"), values - norm)
 
     # ---- for a run
 
@@ -270,8 +232,3 @@ class Sampler:
             if words.size < self.words:
                 raise OptionError(f"{what}: the mask has {words.size} words of 32 bits: expected {self.words}")
             found["mask"][i] = words[: self.words]
-
-
-def _cast(x: Value, dtype: str) -> Value:
-    made: Value = ops.cast(x, to=DTYPES[dtype])
-    return made

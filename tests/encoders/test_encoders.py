@@ -129,6 +129,12 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match="is no name of a folder"):
         build_encoder(folder)
     (folder / "modules.json").unlink()
+    for default in ("doc", ["query"]):
+        said = {"prompts": {"query": "q: "}, "default_prompt_name": default}
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(said))
+        with pytest.raises(ModelFormatError, match="there is no prompt"):
+            build_encoder(folder)
+    (folder / "config_sentence_transformers.json").unlink()
     with pytest.raises(OptionError, match="has positions for 64 tokens"):
         build_encoder(folder, context=65)
     with pytest.raises(OptionError, match="pooling='sum'"):
