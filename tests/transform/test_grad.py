@@ -541,7 +541,7 @@ def test_draws_of_a_module_under_another_name_are_drawn_anew() -> None:
     from numpy.random import default_rng
 
     def of_module(x: Any) -> Any:
-        return total(x * draws.standard_normal())
+        return total(x * draws.standard_normal())  # noqa: NPY002
 
     def of_function(x: Any) -> Any:
         return total(x * default_rng().standard_normal())
