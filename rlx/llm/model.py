@@ -65,7 +65,7 @@ class LanguageModel:
         """Has another model guess ahead; it is closed with this one. Raises `OptionError` for one with other tokens."""
         if draft.vocab != self.vocab or draft.tokenizer.texts != self.tokenizer.texts:
             raise OptionError(f"draft: {draft.path.name} has other tokens than {self.path.name}")
-        self.draft, self.drafter = draft, SmallModel(draft.slots)
+        self.draft, self.drafter = draft, SmallModel(draft)
 
     # ---- text and tokens
 
@@ -155,6 +155,7 @@ class LanguageModel:
             raise OptionError(f"generate_many: expected several prompts, got {prompts!r:.60}")
         if type(n) is not int or n < 1:
             raise OptionError(f"n={n!r}: expected a number >= 1")
+        options_of(options)  # before one of them is used
         seed = options.get("seed")
         seeds: list[int | None] = [None if seed is None else seed + k for k in range(n)]
         every = [self._ids(prompt) for prompt in prompts]

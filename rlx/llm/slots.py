@@ -82,6 +82,10 @@ class Slots:
         self._used[slot] = max(self._used) + 1
         return slot, len(self.filled[slot])
 
+    def take(self, slot: int) -> None:
+        """Ends that a generation goes on with a slot."""
+        self._owners[slot] = None
+
     def cut(self, slot: int, length: int) -> None:
         """Forgets what is behind the first tokens of a slot."""
         lengths = [len(tokens) for tokens in self.filled]
@@ -144,8 +148,11 @@ class Slots:
         """
         most = max(len(part) for part in parts.values())
         for slot, tokens in enumerate(self.filled):
-            if slot not in parts and len(tokens) > self.capacity - most:
-                self.cut(slot, self.capacity - most)  # it would be written over
+            if slot not in parts and len(tokens) > self.capacity - most:  # it would be written over
+                owner = self.owner(slot)
+                if owner is not None:
+                    owner.pending = tokens[self.capacity - most :] + owner.pending  # computed anew when it goes on
+                self.cut(slot, self.capacity - most)
         ids, counts = np.zeros((self.count, most), np.int64), np.zeros(self.count, np.int64)
         for slot, part in parts.items():
             ids[slot, : len(part)], counts[slot] = part, len(part)

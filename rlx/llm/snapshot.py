@@ -74,6 +74,11 @@ def restored(llm: LanguageModel, data: bytes, constraint: Constraint | None) -> 
         made = _generation(llm, header, prompt, constraint)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFormatError(f"restore: the header is not of this format: {error}") from None
+    shifts = made.limits.shifts
+    if made.limits.fixed > 1 or (not shifts and filled + pending != prompt + ids):
+        raise ModelFormatError("restore: what is in the cache is not the text")
+    if shifts and llm.context <= 2 + made.limits.fixed:
+        raise OptionError(f"restore: a context of {llm.context:,} is too short for a text that goes on when it is full")
     made.replay(ids, header.get("finish_reason"))
     slot, _ = llm.slots.seat(made, [])
     llm.slots.put_rows(slot, filled, rows)
@@ -132,7 +137,9 @@ def _generation(
     if not all(type(n) is int and n >= 0 for n in numbers) or not all(isinstance(s, str) and s for s in stops):
         raise ValueError("limits")
     ends = frozenset(told["ends"])
-    limits = Limits(told["most"], ends, tuple(stops), told["shifts"] is True, told["fixed"], told["guesses"])
+    shifts = told["shifts"] is True
+    most = told["most"] if shifts else min(told["most"], llm.context - len(prompt) + 1)  # of this context
+    limits = Limits(most, ends, tuple(stops), shifts, told["fixed"], told["guesses"])
     form = None if constraint is None else constraint.copy()
     return Generation(llm, prompt, limits, Chooser(Sampling(**drawn), form), llm.drafter)
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from rlx.errors import BusyError
 from rlx.llm.slots import shared
 from rlx.models.sampling import Row
 
 if TYPE_CHECKING:
-    from rlx.llm.slots import Slots
+    from rlx.llm.model import LanguageModel
 
 __all__ = ["Drafter", "Lookup", "Paying", "SmallModel"]
 
@@ -56,16 +57,26 @@ class Lookup:
 
 
 class SmallModel:
-    """The same text in the cache of a smaller model with the same tokens, which goes on with it."""
+    """The same text in the cache of a smaller model with the same tokens, which goes on with it.
 
-    def __init__(self, slots: Slots) -> None:
-        self.slots = slots
+    It takes the slot from a generation of that model; while that is at work in another thread, it guesses nothing.
+    """
+
+    def __init__(self, draft: LanguageModel) -> None:
+        self.draft = draft
 
     def __call__(self, text: Sequence[int], most: int, row: RowOf, slot: int) -> list[int]:
-        slots, found = self.slots, list[int]()
-        slot %= slots.count
-        if len(text) + most > slots.capacity:
+        if len(text) + most > self.draft.context:
             return []
+        try:
+            with self.draft.alone():
+                return self._guesses(text, most, row, slot % self.draft.slots.count)
+        except BusyError:
+            return []
+
+    def _guesses(self, text: Sequence[int], most: int, row: RowOf, slot: int) -> list[int]:
+        slots, found = self.draft.slots, list[int]()
+        slots.take(slot)
         slots.cut(slot, shared(slots.filled[slot], text[:-1]))
         pending = list(text[len(slots.filled[slot]) :])
         while len(found) < most:

@@ -46,7 +46,12 @@ def step(slots: Slots, generations: Sequence[Generation]) -> list[str]:
         rows -= len(guesses)
         parts.append(Part(made, tokens, guesses, whole))
     lengths = [len(slots.filled[made.slot]) for made in generations]
-    chosen = _run(slots, parts)
+    try:
+        chosen = _run(slots, parts)
+    except BaseException:
+        for part, length in zip(parts, lengths, strict=True):
+            slots.cut(part.made.slot, length)  # what it was to compute is pending still
+        raise
     seconds = perf_counter() - begun
     texts = []
     for part, length in zip(parts, lengths, strict=True):

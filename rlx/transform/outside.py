@@ -7,8 +7,10 @@ be: then nothing is kept.
 
 from __future__ import annotations
 
+import dis
 import types
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 from weakref import ref
 
@@ -30,6 +32,10 @@ LIBRARIES = {
     "operator",
     "rlx",
 }  # that stay as they are
+CHANGING = {
+    *("random", "eval", "exec", "globals", "vars", "open", "input", "__import__", "import_module"),
+    *("load", "loadtxt", "genfromtxt", "fromfile", "memmap"),
+}  # names by which something is read that isn't seen here: draws, files, other scopes
 KEPT = "_rlx_derivatives"  # the attribute of a function that holds them
 MOST = 100  # functions that a function calls, and those call, that are looked at
 
@@ -77,17 +83,18 @@ def outside(function: Any, known: dict[Any, int] | None = None) -> Any:
     if function in known:
         return "function", known[function]
     names = _names(function.__code__)
-    if len(known) >= MOST or "random" in names:  # draws of numpy.random are others each time
+    if len(known) >= MOST or names is None:
         return None
     known[function] = len(known)
-    values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
+    values += [pair for pair in function.__dict__.items() if pair[0] != KEPT]
     for cell in function.__closure__ or ():
         try:
             values.append(cell.cell_contents)
         except ValueError:  # not set yet
             return None
     scope = function.__globals__
-    values += [scope[name] for name in sorted(names) if name in scope]
+    values += [(name, scope[name]) for name in sorted(names) if name in scope]
     found = []
     for value in values:
         described = _described(value, known)
@@ -97,20 +104,27 @@ def outside(function: Any, known: dict[Any, int] | None = None) -> Any:
     return function.__code__, tuple(found)
 
 
-def _names(code: types.CodeType) -> set[str]:
-    """The names of globals (and of attributes) in a code and those within it."""
-    found = set(code.co_names)
+@lru_cache(1000)
+def _names(code: types.CodeType) -> frozenset[str] | None:
+    """The names of globals (and of attributes) in a code and those within it; None where it reads what isn't seen."""
+    imported = {str(i.argval) for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME"}
+    found = set(code.co_names).union(*(name.split(".") for name in imported))
+    if found & CHANGING or not all(_is_library(name) for name in imported):
+        return None
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            found |= _names(const)
-    return found
+            within = _names(const)
+            if within is None:
+                return None
+            found |= within
+    return frozenset(found)
 
 
 def _described(value: Any, known: dict[Any, int]) -> Any:
     """A value from outside as one to compare; None for one whose parts may change unseen."""
-    if isinstance(value, PLAIN):
-        return type(value), repr(value)  # NaN equals itself, 1 is not True
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+    if isinstance(value, PLAIN) and _is_library(type(value).__module__):
+        return type(value), value if isinstance(value, int) else repr(value)  # NaN equals itself, 1 is not True
+    if type(value) is np.ndarray and not value.dtype.hasobject:
         held = np.ascontiguousarray(value)
         return value.shape, value.dtype, sha256(held.view(np.uint8).data if held.size else b"").digest()
     if isinstance(value, FIXED) and _is_of_library(value):
@@ -126,5 +140,12 @@ def _is_of_library(value: Any) -> bool:
     owner = getattr(value, "__self__", None)
     if owner is not None and not isinstance(owner, types.ModuleType):
         return False
-    name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
-    return str(name).partition(".")[0] in LIBRARIES
+    if isinstance(value, types.FunctionType) and not _is_library(value.__globals__.get("__name__")):
+        return False  # functools.wraps has given it the module of another
+    return _is_library(value.__name__ if isinstance(value, types.ModuleType) else value.__module__)
+
+
+def _is_library(module: object) -> bool:
+    """Whether a module of this name stays as it is, and gives the same each time."""
+    parts = str(module).split(".")
+    return parts[0] in LIBRARIES and (parts[0] == "rlx" or "random" not in parts)

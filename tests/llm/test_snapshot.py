@@ -121,3 +121,31 @@ def test_hostile_headers(llm: LanguageModel) -> None:
     again = llm.restore(data)
     list(again)
     assert len(again.ids) == 9
+
+
+def test_a_context_that_is_too_short_for_the_rest_ends_it(path: Path, llm: LanguageModel) -> None:
+    made = llm.generate(PROMPT, 50, ignore_eos=True)
+    for _ in range(9):
+        next(made)
+    short = rlx.load_llm(path, device="cpu", prefill=32, context=80)
+    again = short.restore(llm.snapshot(made))
+    list(again)
+    assert again.finish_reason == "length"
+    list(made)
+    assert len(again.ids) == 80 - len(PROMPT) + 1
+    assert again.ids == made.ids[: len(again.ids)]
+
+
+def test_limits_of_a_header_that_no_text_has(llm: LanguageModel) -> None:
+    """More tokens than the context has room for, and a cache that is not that of the text."""
+    made = llm.generate(PROMPT, 9, ignore_eos=True)
+    next(made)
+    data = llm.snapshot(made)
+    size = int.from_bytes(data[8:16], "little")
+    header, body = json.loads(data[16 : 16 + size]), data[16 + size : -DIGEST]
+    again = llm.restore(signed({**header, "limits": {**header["limits"], "most": 10**9}}, body))
+    list(again)
+    assert (again.finish_reason, len(again.ids)) == ("length", llm.context - len(PROMPT) + 1)
+    for wrong in ({"prompt": [1]}, {"pending": [1, 2]}, {"limits": {**header["limits"], "shifts": True, "fixed": 300}}):
+        with pytest.raises(ModelFormatError, match="is not the text"):
+            llm.restore(signed({**header, **wrong}, body))

@@ -11,7 +11,7 @@ import pytest
 import small_decoders
 
 import rlx
-from rlx.errors import OptionError
+from rlx.errors import BusyError, OptionError
 from rlx.llm.model import LanguageModel
 from rlx.llm.speculation import FEW, PAUSE, Lookup, Paying
 
@@ -144,3 +144,20 @@ def test_refusals(path: Path, tmp_path: Path, llm: LanguageModel, monkeypatch: p
     other = small_decoders.write_gguf(tmp_path / "other.gguf", case["config"], case["shapes"])
     with pytest.raises(OptionError, match=r"draft: other\.gguf has other tokens than tiny\.gguf"):
         rlx.load_llm(path, device="cpu", draft=other)
+
+
+@pytest.mark.usefixtures("always")
+def test_a_text_of_the_draft_model_is_not_mixed_with_guesses(path: Path, llm: LanguageModel) -> None:
+    """Guesses take its slot, and it says so; while it is at work in another thread there are none."""
+    model = rlx.load_llm(path, device="cpu", prefill=32, draft=path)
+    assert model.draft is not None
+    own = model.draft.generate(PROMPT, 20, ignore_eos=True)
+    next(own)
+    text = "".join(llm.generate(PROMPT[:9], 20, ignore_eos=True))
+    assert "".join(model.generate(PROMPT[:9], 20, ignore_eos=True, speculate=4)) == text
+    with pytest.raises(BusyError, match="begun another one since"):
+        next(own)
+    with model.draft.alone():
+        made = model.generate(PROMPT[:9], 20, ignore_eos=True, speculate=4)
+        assert "".join(made) == text
+    assert made.stats.guessed_tokens == 0

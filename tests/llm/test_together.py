@@ -12,6 +12,7 @@ from small_decoders import write_gguf
 
 import rlx
 from rlx.errors import BusyError, OptionError
+from rlx.llm import stepping
 from rlx.llm.model import LanguageModel
 from rlx.llm.slots import shared
 
@@ -177,6 +178,7 @@ def test_a_run_that_fails_leaves_the_slots_as_they_were(three: LanguageModel, mo
     [
         (lambda m: m.generate_many("hello"), "expected several prompts"),
         (lambda m: m.generate_many([]), "expected several prompts"),
+        (lambda m: m.generate_many(["a"], seed="x"), "seed: expected an int, got 'x'"),
         (lambda m: m.generate_many(["a"], n=0), "n=0: expected a number >= 1"),
         (lambda m: m.generate_many(["a", [96]]), "96 is no token"),
     ],
@@ -195,3 +197,34 @@ def test_slots_are_limited(path: Path) -> None:
 def test_shared_beginnings() -> None:
     for one, other, count in (([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 4], [1, 2, 3], 2), ([3], [4], 0)):
         assert shared(one, other) == count
+
+
+def test_a_text_beside_another_that_would_write_over_it(path: Path) -> None:
+    """A long prompt begins while a text stands near the end of the context, which goes on as alone."""
+    two, one = (rlx.load_llm(path, device="cpu", prefill=32, context=64, slots=n) for n in (2, 1))
+    prompt, other = PROMPTS[1], PROMPTS[0][:40]
+    made = two.generate(prompt, 60, ignore_eos=True)
+    pieces = [next(made) for _ in range(55)]
+    beside = "".join(two.generate(other, 5, ignore_eos=True))
+    assert "".join([*pieces, *made]) == "".join(one.generate(prompt, 60, ignore_eos=True))
+    assert beside == "".join(one.generate(other, 5, ignore_eos=True))
+
+
+def test_an_interrupt_after_a_run_is_as_one_within(three: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the run computed is computed again: no token is in a text twice."""
+    prompts = PROMPTS[:3]
+    whole = three.generate_many(prompts, 12, ignore_eos=True).texts()
+    together = three.generate_many(prompts, 12, ignore_eos=True)
+    pieces = [next(together) for _ in range(7)]
+    run = stepping._run
+
+    def interrupted(*args: Any) -> Any:
+        run(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stepping, "_run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pieces += together
+    pieces += together
+    assert ["".join(piece for n, piece in pieces if n == at) for at in range(3)] == whole

@@ -9,6 +9,7 @@ import logging
 import pickle
 import runpy
 import sys
+import types
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -477,3 +478,78 @@ def test_what_is_kept_for_a_function_goes_with_it() -> None:
     del f, other, kept
     gc.collect()
     assert gone() is None
+
+
+class Seen:
+    """What the functions below read; each in a way that `outside` does not follow."""
+
+    factor = 2.0
+
+
+def by_import(x: Any) -> Any:
+    import read_by_grad  # type: ignore[import-not-found]
+
+    return total(x * read_by_grad.factor)
+
+
+def by_import_from(x: Any) -> Any:
+    from read_by_grad import factor
+
+    return total(x * factor)
+
+
+def by_attribute(x: Any) -> Any:
+    return total(x * by_attribute.factor)  # type: ignore[attr-defined]
+
+
+def helper_with_attribute(x: Any) -> Any:
+    return total(x * by_attribute.factor)  # type: ignore[attr-defined]
+
+
+def by_globals(x: Any) -> Any:
+    return total(x * globals()["Seen"].factor)
+
+
+def by_eval(x: Any) -> Any:
+    return total(x * eval("Seen.factor"))
+
+
+@functools.wraps(np.sin)
+def of_another_module(x: Any, seen: Any = (Seen,)) -> Any:
+    return x * seen[0].factor
+
+
+def by_wrapped(x: Any) -> Any:
+    return total(of_another_module(x))
+
+
+@pytest.mark.parametrize(
+    "f", [by_import, by_import_from, by_attribute, helper_with_attribute, by_globals, by_eval, by_wrapped]
+)
+def test_a_derivative_is_never_that_of_an_older_function(f: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever way a function reads what has changed since."""
+    module = types.ModuleType("read_by_grad")
+    monkeypatch.setitem(sys.modules, "read_by_grad", module)
+    for factor in (2.0, 5.0):
+        module.factor = by_attribute.factor = factor  # type: ignore[attr-defined]
+        monkeypatch.setattr(Seen, "factor", factor)
+        np.testing.assert_array_equal(rlx.grad(f)(np.ones(2)), np.full(2, factor))
+
+
+def test_draws_of_a_module_under_another_name_are_drawn_anew() -> None:
+    import numpy.random as draws
+    from numpy.random import default_rng
+
+    def of_module(x: Any) -> Any:
+        return total(x * draws.standard_normal())  # noqa: NPY002
+
+    def of_function(x: Any) -> Any:
+        return total(x * default_rng().standard_normal())
+
+    for f in (of_module, of_function):
+        assert rlx.grad(f)(np.ones(1)) != rlx.grad(f)(np.ones(1))
+
+
+def test_an_integer_of_many_digits_is_read_from_outside() -> None:
+    many = 10**5000
+    np.testing.assert_array_equal(rlx.grad(lambda x: total(x * (many > 0)))(np.ones(2)), np.ones(2))
