@@ -181,6 +181,21 @@ def test_bf16_needs_its_opset(tmp_path: Path) -> None:
     assert not (tmp_path / "out.onnx").exists()
 
 
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"imatrix": "i.gguf"}, "imatrix= is for block formats"),
+        ({"save_imatrix": "i.gguf"}, "save_imatrix= is for block formats"),
+        ({"output": "f16"}, "output= is for language models"),
+        ({"type": "int8", "activations": "u8", "tensors": {"w1": "f16"}}, "rounds products and nothing else"),
+        ({"type": "int8", "activations": "u8", "embeddings": "f16"}, "rounds products and nothing else"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=message):
+        rlx.quantize(small_net(tmp_path / "in.onnx"), tmp_path / "out.onnx", inputs=pictures(), **options)
+
+
 def test_a_vector_of_a_product_stays(tmp_path: Path) -> None:
     """It has no axis of results, whatever a pattern asks for."""
     source = saved(tmp_path / "in.onnx", [helper.make_node("MatMul", ["x", "v"], ["y"])], {"x": [3, 32]}, ["y"],
