@@ -12,6 +12,7 @@ from rlx.boundary import bounded
 from rlx.disk import path_of
 from rlx.errors import ModelFormatError, OptionError
 from rlx.importers.formats import is_onnx
+from rlx.importers.gguf import read_gguf_parts
 from rlx.importers.sources import FileSource
 from rlx.ir.encodings import ENCODINGS
 from rlx.ir.value import Value
@@ -95,10 +96,12 @@ def quantize(
     container = _container(path)
     goal = Path(path_of(target, "quantize")) if target is not None else path.with_suffix(f".{container}")
     made = _made_container(path, container, goal)
-    if not dry and os.path.exists(goal):
-        _check_other(path, goal)
+    if not dry:
+        _check_other(path, container, goal, save_imatrix)
     pairs = list(tensors.items()) if isinstance(tensors, Mapping) else list(tensors)
     _check_choices(made, type, activations, ranges, percentile, inputs)
+    if activations is not None and (pairs or embeddings is not None):
+        raise OptionError("activations= rounds products and nothing else: tensors= and embeddings= don't go with it")
     rules = Rules(
         type, pairs, embeddings, output, () if activations else tuple(keep),
         known=ONNX_TYPES if made == "onnx" else TYPES,
@@ -108,17 +111,11 @@ def quantize(
         progress or (lambda what, done, total: None),
     )  # fmt: skip
     if made == "onnx":
-        if imatrix is not None:
-            raise OptionError("imatrix= is for block formats in GGUF files; an ONNX file is calibrated by inputs=")
+        _check_onnx(rules, imatrix is not None, save_imatrix is not None)
         from rlx.quantiser.onnx.model import quantize_onnx
 
         return quantize_onnx(path, goal, rules, wishes)
-    if inputs is not None and (container != "gguf" or imatrix is not None):
-        raise OptionError(
-            "inputs= measure the importance of a GGUF file of a language model; give that, and no imatrix="
-        )
-    if save_imatrix is not None and inputs is None:
-        raise OptionError("save_imatrix= writes what inputs= measured; give those too")
+    _check_measured(container, inputs, imatrix is not None, save_imatrix is not None)
     given: Mapping[str, Importance] = {}
     if imatrix is not None:
         given = imatrix if isinstance(imatrix, Mapping) else read_imatrix(imatrix)
@@ -180,11 +177,40 @@ def _made_container(path: Path, container: str, goal: Path) -> str:
     return made
 
 
-def _check_other(path: Path, goal: Path) -> None:
-    """Refuses a target that is the source, one of its files, or the folder of it."""
-    own = [p for p in path.iterdir() if p.suffix == ".safetensors"] if path.is_dir() else [path]
-    if goal.is_dir() or any(os.path.samefile(goal, p) for p in own):
-        raise OptionError(f"{goal}: is what is read; give the new file another name")
+def _files_of(path: Path, container: str) -> list[Path]:
+    """The files that a model's weights are read from, as far as names and headers tell."""
+    if container == "gguf":
+        return [Path(part.path) for part in read_gguf_parts(path)]
+    if path.is_dir() or path.suffix == ".json":
+        return sorted((path if path.is_dir() else path.parent).glob("*.safetensors"))
+    return [path]
+
+
+def _check_other(path: Path, container: str, goal: Path, save_imatrix: str | os.PathLike[str] | None) -> None:
+    """Refuses to write to a file that is read, or to a folder."""
+    for target in (goal, *(() if save_imatrix is None else (Path(path_of(save_imatrix, "quantize")),))):
+        if not target.exists():
+            continue
+        if target.is_dir() or any(target.samefile(p) for p in _files_of(path, container)):
+            raise OptionError(f"{target}: is what is read; give the new file another name")
+
+
+def _check_onnx(rules: Rules, imatrix: bool, save_imatrix: bool) -> None:
+    """Refuses what says nothing of an ONNX file."""
+    if imatrix or save_imatrix:
+        name = "imatrix" if imatrix else "save_imatrix"
+        raise OptionError(f"{name}= is for block formats in GGUF files; an ONNX file is calibrated by inputs=")
+    if rules.output is not None:
+        raise OptionError("output= is for language models in GGUF files; give the tensor by its name in tensors=")
+
+
+def _check_measured(container: str, inputs: Any, imatrix: bool, save_imatrix: bool) -> None:
+    if inputs is not None and (container != "gguf" or imatrix):
+        raise OptionError(
+            "inputs= measure the importance of a GGUF file of a language model; give that, and no imatrix="
+        )
+    if save_imatrix and inputs is None:
+        raise OptionError("save_imatrix= writes what inputs= measured; give those too")
 
 
 def _check_choices(

@@ -148,6 +148,63 @@ def test_blocks_are_those_of_the_encoders(as_constant: bool, tmp_path: Path) -> 
             np.testing.assert_allclose(result, expected, rtol=2e-4, atol=2e-3)
 
 
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("more", [{"alpha": 0.5}, {"beta": 0.5}, {"transA": 1}])
+def test_a_gemm_that_is_more_than_a_product_keeps_what_it_does(kind: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """MatMulNBits has neither factors nor a turned first operand: such a Gemm stays, and reads bytes."""
+    rng = np.random.default_rng(3)
+    tensors = [tensor("w", rng.standard_normal((64, 64))), tensor("b", 9 * rng.standard_normal(64))]
+    source = saved(tmp_path / "in.onnx", [helper.make_node("Gemm", ["x", "w", "b"], ["y"], **more)], {"x": [64, 64]},
+                   ["y"], tensors)  # fmt: skip
+    made = rlx.quantize(source, tmp_path / "out.onnx", kind)
+    assert [t.after for t in made.tensors if t.name == "w"] == ["int8"]
+    given = {"x": rng.standard_normal((64, 64)).astype(np.float32)}
+    before, after = rlx.load(source)(given)["y"], rlx.load(tmp_path / "out.onnx")(given)["y"]
+    assert relative(before, after) < 0.02
+    assert relative(by_onnxruntime(tmp_path / "out.onnx", given), after) < 1e-4
+
+
+def test_a_stack_of_matrices_has_a_scale_for_each_result(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    w = rng.standard_normal((3, 40, 24)) * np.logspace(0, 4, 24)  # columns of very different sizes
+    source = saved(tmp_path / "in.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [3, 5, 40]}, ["y"],
+                   [tensor("w", w)])  # fmt: skip
+    rlx.quantize(source, tmp_path / "out.onnx", "int8")
+    given = {"x": rng.standard_normal((3, 5, 40)).astype(np.float32)}
+    before, after = rlx.load(source)(given)["y"], rlx.load(tmp_path / "out.onnx")(given)["y"]
+    assert all(relative(before[..., column], after[..., column]) < 0.02 for column in range(24))
+
+
+def test_bf16_needs_its_opset(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="of opset 13 and later, it has 12: take f16"):
+        rlx.quantize(small_net(tmp_path / "in.onnx", 12), tmp_path / "out.onnx", "bf16")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"imatrix": "i.gguf"}, "imatrix= is for block formats"),
+        ({"save_imatrix": "i.gguf"}, "save_imatrix= is for block formats"),
+        ({"output": "f16"}, "output= is for language models"),
+        ({"type": "int8", "activations": "u8", "tensors": {"w1": "f16"}}, "rounds products and nothing else"),
+        ({"type": "int8", "activations": "u8", "embeddings": "f16"}, "rounds products and nothing else"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=message):
+        rlx.quantize(small_net(tmp_path / "in.onnx"), tmp_path / "out.onnx", inputs=pictures(), **options)
+
+
+def test_a_vector_of_a_product_stays(tmp_path: Path) -> None:
+    """It has no axis of results, whatever a pattern asks for."""
+    source = saved(tmp_path / "in.onnx", [helper.make_node("MatMul", ["x", "v"], ["y"])], {"x": [3, 32]}, ["y"],
+                   [tensor("v", np.ones(32))])  # fmt: skip
+    for kind in ("int8", "q8_0"):
+        made = rlx.quantize(source, tmp_path / "out.onnx", tensors={"v": kind})
+        assert [t.after for t in made.tensors] == ["f32"]
+
+
 def test_int8_has_a_scale_for_each_result(tmp_path: Path) -> None:
     """No element is farther from its number than half a step, and -128 is not used."""
     source = matrices(tmp_path / "in.onnx")

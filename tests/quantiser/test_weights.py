@@ -20,6 +20,8 @@ from rlx.ir.encodings import ENCODINGS
 from rlx.models.tokenizer.loading import load as load_tokenizer
 from rlx.quantiser.imatrix import Importance, read_imatrix, write_imatrix
 from rlx.quantiser.rules import BLOCKS, MIXES
+from rlx.quantiser.write_gguf import Typed, pair
+from rlx.quantiser.write_gguf import write_gguf as write_parts
 
 CASES: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "decoders" / "configs.json").read_text())
 RNG = np.random.default_rng(0)
@@ -193,6 +195,28 @@ def test_the_source_is_never_written_to(source: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.tmp"))
     rlx.quantize(source, target, "q8_0")
     assert read_gguf(target).tensors
+
+
+def test_no_part_of_the_source_is_written_to(tmp_path: Path) -> None:
+    """Not a later part of a GGUF model, not a file that an index names, not by the measured importance."""
+    for number in (1, 2):
+        data = [np.ones((32, 64), np.float32).view(np.uint8).reshape(-1)]
+        with (tmp_path / f"m-{number:05}-of-00002.gguf").open("wb") as file:
+            write_parts(file, [pair("split.count", Typed("u32", 2))], {f"w{number}": ((32, 64), "f32")}, [data])
+    index = tmp_path / "model.safetensors.index.json"
+    write_safetensors(tmp_path / "a.safetensors", {"w": np.ones((32, 64), np.float32)}, "F32")
+    index.write_text(json.dumps({"weight_map": {"w": "a.safetensors"}}))
+    first, second = sorted(tmp_path.glob("*.gguf"))
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    wanted: list[tuple[Path, Path, dict[str, Any]]] = [
+        (first, second, {}),
+        (index, tmp_path / "a.safetensors", {"type": "f16"}),
+        (first, tmp_path / "out.gguf", {"inputs": [1, 2], "save_imatrix": second}),
+    ]
+    for source, target, options in wanted:
+        with pytest.raises(OptionError, match="is what is read"):
+            rlx.quantize(source, target, **options)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_what_can_not_be_is_refused(source: Path, tmp_path: Path) -> None:

@@ -35,10 +35,15 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class _Role:
-    """Where a constant is read: the axis of results in products, whether only by those, and by which nodes."""
+    """Where a constant is read.
+
+    `axis`: its axis along the results of products, None where others read it too. `table`: rows of it are looked up.
+    `plain`: the products are data * matrix (+ bias) and nothing else. `nodes`: the numbers of those that read it.
+    """
 
     axis: int | None
     table: bool
+    plain: bool
     nodes: Sequence[int]
 
 
@@ -79,7 +84,8 @@ def _roles(file: OnnxFile) -> dict[str, _Role]:
         axes = {_axis(file, k, i) for k, i in places}
         table = any(file.nodes[k].op == "Gather" and i == 0 for k, i in places)
         known = len(axes) == 1 and name not in elsewhere
-        found[name] = _Role(next(iter(axes)) if known else None, table, [k for k, _ in places])
+        plain = all(_is_plain(file, k) for k, _ in places)
+        found[name] = _Role(next(iter(axes)) if known else None, table, plain, [k for k, _ in places])
     return found
 
 
@@ -88,12 +94,22 @@ def _axis(file: OnnxFile, k: int, i: int) -> int | None:
     if node.op == "Conv" and i == 1:
         return 0
     if node.op == "MatMul" and i == 1:
-        return 1
+        kind = file.type_of_constant(node.inputs[1])
+        return None if kind is None else len(kind[1]) - 1
     if node.op == "Gemm" and i == 1:
         return 0 if node.attribute("transB", 0) else 1
     if node.op == "Gather" and i == 0 and not node.attribute("axis", 0):
         return 0
     return None
+
+
+def _is_plain(file: OnnxFile, k: int) -> bool:
+    """Whether a node is a product that MatMulNBits and Add compute too."""
+    node = file.nodes[k]
+    if node.op == "Gemm":
+        scaled = node.attribute("alpha", 1.0) != 1 or node.attribute("beta", 1.0) != 1
+        return not scaled and not node.attribute("transA", 0)
+    return node.op == "MatMul"
 
 
 def _chosen(name: str, dims: tuple[int, ...], role: _Role, rules: Rules) -> tuple[str, str]:
@@ -109,13 +125,13 @@ def _chosen(name: str, dims: tuple[int, ...], role: _Role, rules: Rules) -> tupl
             wanted, why = rules.embeddings or ("f32" if wanted not in CASTS else wanted), "embedding"
     if wanted in ("f32", *CASTS):
         return wanted, why
-    if role.axis is None or (wanted in BLOCKED and role.table):
+    if role.axis is None or len(dims) < 2 or (wanted in BLOCKED and role.table):
         return "f32", "no matrix of a product"
     if wanted in BLOCKED:
-        if len(dims) != 2 or dims[1 - role.axis] % BLOCK or role.table:
+        if not role.plain:
+            return "int8", "its product is more than a matrix product"
+        if len(dims) != 2 or dims[1 - role.axis] % BLOCK:
             return "int8", f"no matrix with whole blocks of {BLOCK}"
-    elif len(dims) < 2:
-        return "f32", "no matrix of a product"
     return wanted, why
 
 
@@ -153,6 +169,8 @@ def narrow_weights(file: OnnxFile, planned: Sequence[TensorResult]) -> list[Tens
 
 
 def _cast(file: OnnxFile, one: TensorResult, weight: Array) -> Array:
+    if one.after == "bf16" and file.opset < 13:
+        raise OptionError(f"{file.path}: bf16 is for models of opset 13 and later, it has {file.opset}: take f16")
     with np.errstate(over="ignore"):
         narrow = weight.astype(DTYPES[one.after].numpy)
     back = narrow.astype(np.float32)
