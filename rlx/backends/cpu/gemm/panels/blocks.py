@@ -40,7 +40,7 @@ from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
-__all__ = ["ENCODED", "EncodedBlocks", "blocks_of", "few_rows", "has_code", "multiplied_in_memory"]
+__all__ = ["ENCODED", "MULTIPLIED", "EncodedBlocks", "blocks_of", "few_rows", "has_code", "multiplied_in_memory"]
 
 F32 = DTYPES["f32"]
 LANE = Var("lane")
@@ -253,24 +253,18 @@ def multiplied_in_memory(tile: Tile, name: str, decode: Function, block: int, bl
     return f
 
 
-def _many(tile: Tile, encoding: Encoding) -> Function:
-    """Decodes to memory by the encoding's own expression."""
-    size = encoding.block_bytes * ROW
-    return multiplied_in_memory(tile, encoding.name, _decode(tile, encoding), encoding.block, size)
-
-
 # ---- the format
 
 
 class EncodedBlocks(PanelFormat):
-    """B stays in encoded blocks along k, as it is stored: decoded in registers or to a cache, or read by tiles."""
+    """B stays in encoded blocks along k, as it is stored: decoded to a cache."""
 
     stored = "i8"
+    by_tiles = False
+    decodes = True  # to the room of `copy`, for any number of rows
 
     def __init__(self, encoding: Encoding) -> None:
         self.encoding, self.name = encoding, encoding.name
-        self.code = block_formats.CODES.get(encoding.name)
-        self.by_tiles = self.code is not None
 
     def refuses(self, kernel: Kernel, anchor: Contract, setting: Setting) -> str | None:
         if accumulates_in(anchor) is not F32:
@@ -290,9 +284,7 @@ class EncodedBlocks(PanelFormat):
         return _pack_blocks(kernel, anchor, blocks)
 
     def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
-        if self.code is None:
-            return replace(product, few=0)
-        return replace(product, few=few_rows(target), tiles_from=self.code.tiles_from)
+        return replace(product, few=0)
 
     def step_bytes(self, sums: str) -> int:
         return self.encoding.block_bytes * ROW // self.encoding.block
@@ -301,22 +293,34 @@ class EncodedBlocks(PanelFormat):
         return f.mul(f.div(k, self.encoding.block), self.encoding.block_bytes * ROW)
 
     def block_routine(self, tile: Tile) -> Routine:
-        """Decodes in registers where `copy` is null, else to that room."""
-        code = self.code
-        if code is None:
-            f = _many(tile, self.encoding)
-            return Routine(f.name, Module([f]).text())
-        f = Function(f"rlx_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
-        arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
-        few, many = _few(tile, code), _many(tile, self.encoding)
-        f.if_(
-            f.cmp("eq", "%copy", "null"),
-            lambda: void(f.call(few, arguments)),
-            lambda: void(f.call(many, arguments)),
-        )
-        f.ret()
+        size = self.encoding.block_bytes * ROW
+        decode = _decode(tile, self.encoding)
+        f = multiplied_in_memory(tile, self.name, decode, self.encoding.block, size)
+        return Routine(f.name, Module([f]).text())
+
+
+class MultipliedBlocks(EncodedBlocks):
+    """B stays in encoded blocks along k, as it is stored: tiles multiply their numbers, few rows by fma."""
+
+    by_tiles = True
+    decodes = False
+
+    def __init__(self, code: BlockCode) -> None:
+        super().__init__(code.encoding)
+        self.code = code
+
+    def refuses(self, kernel: Kernel, anchor: Contract, setting: Setting) -> str | None:
+        # without them more rows than a few would take another way, with other bits
+        tiles = setting.target.multiplies_by_tiles("f32")
+        return super().refuses(kernel, anchor, setting) if tiles else "there are no tile registers"
+
+    def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
+        return replace(product, few=few_rows(target), tiles_from=self.code.tiles_from)
+
+    def block_routine(self, tile: Tile) -> Routine:
+        f = _few(tile, self.code)
         if tile.target.multiplies_by_tiles(tile.dtype) and tile.lanes == WIDTH:
-            f = amx_f32.with_tiles(f, amx_blocks.block(f, code))
+            f = amx_f32.with_tiles(f, amx_blocks.block(f, self.code))
         return Routine(f.name, Module([f]).text())
 
 
@@ -340,4 +344,7 @@ def _pack_blocks(kernel: Kernel, anchor: Contract, blocks: Blocks) -> tuple[Expr
     return Load(buffer, (const(0, I64),) * 4, buffer.dtype), pack
 
 
-ENCODED = tuple(EncodedBlocks(encoding) for encoding in ENCODINGS.values() if encoding.native)
+MULTIPLIED = {code.name: MultipliedBlocks(code) for code in block_formats.CODES.values()}
+ENCODED = tuple(
+    MULTIPLIED.get(encoding.name) or EncodedBlocks(encoding) for encoding in ENCODINGS.values() if encoding.native
+)
