@@ -40,7 +40,7 @@ from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
-__all__ = ["ENCODED", "MULTIPLIED", "EncodedBlocks", "blocks_of", "few_rows", "has_code", "multiplied_in_memory"]
+__all__ = ["ENCODED", "MULTIPLIED", "EncodedBlocks", "blocks_of", "most_rows", "has_code", "multiplied_in_memory"]
 
 F32 = DTYPES["f32"]
 LANE = Var("lane")
@@ -49,8 +49,8 @@ AHEAD = 2048  # bytes: how far ahead is prefetched, of all panels that are read 
 TOGETHER = 4  # rows of a panel that a turn of the loop reads: a line of memory
 
 
-def few_rows(target: Target) -> int:
-    """Rows of a product whose weights are decoded in registers, at most."""
+def most_rows(target: Target) -> int:
+    """Rows that numbers of a block are made for at a time, at most."""
     return 12 if target.vector_bytes == 64 else 4
 
 
@@ -171,23 +171,27 @@ def _panels(tile: Tile, rows: int) -> int:
     return next(p for p in (4, 2, 1) if (rows + 2) * p * halves + 2 <= tile.registers or p == 1)
 
 
-def _few(tile: Tile, code: BlockCode) -> Function:
-    """Decodes in registers: `most_rows` rows at a time."""
-    f = Function(f"rlx_{code.name}_few", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
+def _in_registers(tile: Tile, code: BlockCode) -> Function:
+    """Decodes in registers, for bands of up to `most_rows` rows, as even as can be."""
+    f = Function(f"rlx_{code.name}_rows", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
     arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
-    most = few_rows(tile.target)
+    most = most_rows(tile.target)
     products = {rows: _product(tile, code, rows) for rows in range(1, most + 1)}
+    bands = f.div(f.add("%rows", most - 1), most)
 
-    def band(row: str, _: list[str]) -> None:
+    def band(number: str, state: list[str]) -> list[str]:
+        (row,) = state
+        after = f.div(f.mul("%rows", f.add(number, 1)), bands)
         a, c = f.gep("%a", f.mul(row, "%lda"), tile.scalar), f.gep("%c", f.mul(row, "%ldc"), tile.scalar)
         given = {"%a": a, "%c": c}
 
         def of_rows(rows: int) -> Callable[[], None]:
             return lambda: void(f.call(products[rows], [given.get(x, x) for x in arguments]))
 
-        f.switch(f.min(f.sub("%rows", row), most), {rows: of_rows(rows) for rows in products})
+        f.switch(f.sub(after, row), {rows: of_rows(rows) for rows in products})
+        return [after]
 
-    f.loop(0, "%rows", most, [], band)
+    f.loop(0, bands, 1, [("i64", 0)], band)
     f.ret()
     return f
 
@@ -300,7 +304,7 @@ class EncodedBlocks(PanelFormat):
 
 
 class MultipliedBlocks(EncodedBlocks):
-    """B stays in encoded blocks along k, as it is stored: tiles multiply their numbers, few rows by fma."""
+    """B stays in encoded blocks along k, as it is stored: their numbers are multiplied, their sums scaled."""
 
     by_tiles = True
     decodes = False
@@ -309,16 +313,11 @@ class MultipliedBlocks(EncodedBlocks):
         super().__init__(code.encoding)
         self.code = code
 
-    def refuses(self, kernel: Kernel, anchor: Contract, setting: Setting) -> str | None:
-        # without them more rows than a few would take another way, with other bits
-        tiles = setting.target.multiplies_by_tiles("f32")
-        return super().refuses(kernel, anchor, setting) if tiles else "there are no tile registers"
-
     def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
-        return replace(product, few=few_rows(target), tiles_from=self.code.tiles_from)
+        return replace(product, pairs=True, tiles_from=self.code.tiles_from)
 
     def block_routine(self, tile: Tile) -> Routine:
-        f = _few(tile, self.code)
+        f = _in_registers(tile, self.code)
         if tile.target.multiplies_by_tiles(tile.dtype) and tile.lanes == WIDTH:
             f = amx_f32.with_tiles(f, amx_blocks.block(f, self.code))
         return Routine(f.name, Module([f]).text())

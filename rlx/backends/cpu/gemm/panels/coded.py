@@ -289,9 +289,9 @@ class _FewRows:
 
 
 def _in_blocks(format: EncodedBlocks) -> EncodedBlocks:
-    """The format of an encoding where tile registers don't multiply its blocks."""
+    """The format of an encoding: blocks whose sums are scaled stay as they are stored, also for tile registers."""
     code = CODES.get(format.name)
-    return format if code is None else CodedBlocks(format.encoding, code)
+    return CodedBlocks(format.encoding, code) if code and format.decodes else format
 
 
 SCALED = tuple(CodedBytes(code) for code in BYTES.values() if code.name.endswith("_scaled"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.gemm.panels.blocks import MULTIPLIED
 from rlx.backends.cpu.gemm.panels.bytes import BYTES
 from rlx.backends.cpu.gemm.panels.coded import IN_BLOCKS, SCALED
 from rlx.backends.cpu.gemm.panels.f28 import F28_PANELS
@@ -37,7 +36,6 @@ Q8: tuple[CpuStrategy, ...] = tuple(Product(f"matmul.q8+{format.code.name}", for
 MATMUL: tuple[CpuStrategy, ...] = (
     Thin("matmul.thin", PANELS),
     Product("matmul.i16_pairs", PAIRS),
-    *(Product(f"matmul.tiles+{format.name}", format) for format in MULTIPLIED.values()),
     *(Product(f"matmul.panels+{format.name}", format) for format in IN_BLOCKS),
     *(Product(f"matmul.panels+{format.name}", format) for format in SCALED),
     *(Product(f"matmul.panels+{format.name}", format) for format in NARROW),
