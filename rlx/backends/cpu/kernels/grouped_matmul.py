@@ -398,7 +398,7 @@ class _Product:
         found = format_of(kernel.special, target)
         self.tile = tile_of(self.wide, target, format=found)
         number, depth, columns = sizes_of(kernel.special)
-        self.decodes = found is not None and found.code is None
+        self.decodes = found is not None and found.decodes
         count, size = size_product(out.shape[:-1]), self.wide.itemsize
         cut = once(GroupedMatmulSchedule(count, number, columns, depth, size, target.rates, self.decodes))
         frame.chunks = Part(cut, "chunks")

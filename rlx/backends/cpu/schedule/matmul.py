@@ -233,9 +233,9 @@ class MatmulSchedule:
     """The chunks of a product [m, k] x [k, n], `count` of them, of elements of `size` bytes; `shape` is the result's.
 
     `to_scratch`: a block of the result goes there before it is stored. `tiles`: there are tile registers for it.
-    `pairs`: panels are read in pairs. `whole`: B is numbers of up to 8 bits. `few`: B is encoded blocks
-    (`blocks`), of which two panels at a time are decoded for more rows than that, where tiles don't compute; those do
-    from `tiles_from` rows on. `records`: rows of A are no elements, and are not copied.
+    `pairs`: panels are read in pairs. `whole`: B is numbers of up to 8 bits. `few`: of B two panels
+    at a time are decoded for more rows than that (`blocks`). `tiles_from`: B is encoded blocks, which tiles multiply
+    from so many rows on. `records`: rows of A are no elements, and are not copied.
     """
 
     m: Size
@@ -256,12 +256,12 @@ class MatmulSchedule:
     def __call__(self, extents: Extents) -> ProductParts:
         rows, columns, depth, matrices = (evaluate(s, extents) for s in (self.m, self.n, self.k, self.count))
         threads = thread_count(extents)
-        if self.few is not None:
+        if self.tiles_from:
             worth = rows >= self.tiles_from
         else:
             worth = by_tiles(rows, columns, depth) or few_by_tiles(rows, columns, depth, whole=self.whole)
         if self.tiles and worth:
-            blocks = self.few is not None
+            blocks = self.tiles_from > 0
             made = tile_chunking(self.rates.tiles, rows, columns, depth, matrices, threads, of_blocks=blocks)
         else:
             threads = max(threads, FEW_THREADS)  # up to so many it is one entry of the table

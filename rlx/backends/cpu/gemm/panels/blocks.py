@@ -40,7 +40,7 @@ from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
-__all__ = ["ENCODED", "EncodedBlocks", "blocks_of", "few_rows", "has_code", "multiplied_in_memory"]
+__all__ = ["ENCODED", "MULTIPLIED", "EncodedBlocks", "blocks_of", "most_rows", "has_code", "multiplied_in_memory"]
 
 F32 = DTYPES["f32"]
 LANE = Var("lane")
@@ -49,8 +49,8 @@ AHEAD = 2048  # bytes: how far ahead is prefetched, of all panels that are read 
 TOGETHER = 4  # rows of a panel that a turn of the loop reads: a line of memory
 
 
-def few_rows(target: Target) -> int:
-    """Rows of a product whose weights are decoded in registers, at most."""
+def most_rows(target: Target) -> int:
+    """Rows that numbers of a block are made for at a time, at most."""
     return 12 if target.vector_bytes == 64 else 4
 
 
@@ -171,23 +171,27 @@ def _panels(tile: Tile, rows: int) -> int:
     return next(p for p in (4, 2, 1) if (rows + 2) * p * halves + 2 <= tile.registers or p == 1)
 
 
-def _few(tile: Tile, code: BlockCode) -> Function:
-    """Decodes in registers: `most_rows` rows at a time."""
-    f = Function(f"rlx_{code.name}_few", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
+def _in_registers(tile: Tile, code: BlockCode) -> Function:
+    """Decodes in registers, for bands of up to `most_rows` rows, as even as can be."""
+    f = Function(f"rlx_{code.name}_rows", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
     arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
-    most = few_rows(tile.target)
+    most = most_rows(tile.target)
     products = {rows: _product(tile, code, rows) for rows in range(1, most + 1)}
+    bands = f.div(f.add("%rows", most - 1), most)
 
-    def band(row: str, _: list[str]) -> None:
+    def band(number: str, state: list[str]) -> list[str]:
+        (row,) = state
+        after = f.div(f.mul("%rows", f.add(number, 1)), bands)
         a, c = f.gep("%a", f.mul(row, "%lda"), tile.scalar), f.gep("%c", f.mul(row, "%ldc"), tile.scalar)
         given = {"%a": a, "%c": c}
 
         def of_rows(rows: int) -> Callable[[], None]:
             return lambda: void(f.call(products[rows], [given.get(x, x) for x in arguments]))
 
-        f.switch(f.min(f.sub("%rows", row), most), {rows: of_rows(rows) for rows in products})
+        f.switch(f.sub(after, row), {rows: of_rows(rows) for rows in products})
+        return [after]
 
-    f.loop(0, "%rows", most, [], band)
+    f.loop(0, bands, 1, [("i64", 0)], band)
     f.ret()
     return f
 
@@ -253,24 +257,18 @@ def multiplied_in_memory(tile: Tile, name: str, decode: Function, block: int, bl
     return f
 
 
-def _many(tile: Tile, encoding: Encoding) -> Function:
-    """Decodes to memory by the encoding's own expression."""
-    size = encoding.block_bytes * ROW
-    return multiplied_in_memory(tile, encoding.name, _decode(tile, encoding), encoding.block, size)
-
-
 # ---- the format
 
 
 class EncodedBlocks(PanelFormat):
-    """B stays in encoded blocks along k, as it is stored: decoded in registers or to a cache, or read by tiles."""
+    """B stays in encoded blocks along k, as it is stored: decoded to a cache."""
 
     stored = "i8"
+    by_tiles = False
+    decodes = True  # to the room of `copy`, for any number of rows
 
     def __init__(self, encoding: Encoding) -> None:
         self.encoding, self.name = encoding, encoding.name
-        self.code = block_formats.CODES.get(encoding.name)
-        self.by_tiles = self.code is not None
 
     def refuses(self, kernel: Kernel, anchor: Contract, setting: Setting) -> str | None:
         if accumulates_in(anchor) is not F32:
@@ -290,9 +288,7 @@ class EncodedBlocks(PanelFormat):
         return _pack_blocks(kernel, anchor, blocks)
 
     def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
-        if self.code is None:
-            return replace(product, few=0)
-        return replace(product, few=few_rows(target), tiles_from=self.code.tiles_from)
+        return replace(product, few=0)
 
     def step_bytes(self, sums: str) -> int:
         return self.encoding.block_bytes * ROW // self.encoding.block
@@ -301,22 +297,29 @@ class EncodedBlocks(PanelFormat):
         return f.mul(f.div(k, self.encoding.block), self.encoding.block_bytes * ROW)
 
     def block_routine(self, tile: Tile) -> Routine:
-        """Decodes in registers where `copy` is null, else to that room."""
-        code = self.code
-        if code is None:
-            f = _many(tile, self.encoding)
-            return Routine(f.name, Module([f]).text())
-        f = Function(f"rlx_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
-        arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
-        few, many = _few(tile, code), _many(tile, self.encoding)
-        f.if_(
-            f.cmp("eq", "%copy", "null"),
-            lambda: void(f.call(few, arguments)),
-            lambda: void(f.call(many, arguments)),
-        )
-        f.ret()
+        size = self.encoding.block_bytes * ROW
+        decode = _decode(tile, self.encoding)
+        f = multiplied_in_memory(tile, self.name, decode, self.encoding.block, size)
+        return Routine(f.name, Module([f]).text())
+
+
+class MultipliedBlocks(EncodedBlocks):
+    """B stays in encoded blocks along k, as it is stored: their numbers are multiplied, their sums scaled."""
+
+    by_tiles = True
+    decodes = False
+
+    def __init__(self, code: BlockCode) -> None:
+        super().__init__(code.encoding)
+        self.code = code
+
+    def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
+        return replace(product, pairs=True, tiles_from=self.code.tiles_from)
+
+    def block_routine(self, tile: Tile) -> Routine:
+        f = _in_registers(tile, self.code)
         if tile.target.multiplies_by_tiles(tile.dtype) and tile.lanes == WIDTH:
-            f = amx_f32.with_tiles(f, amx_blocks.block(f, code))
+            f = amx_f32.with_tiles(f, amx_blocks.block(f, self.code))
         return Routine(f.name, Module([f]).text())
 
 
@@ -340,4 +343,7 @@ def _pack_blocks(kernel: Kernel, anchor: Contract, blocks: Blocks) -> tuple[Expr
     return Load(buffer, (const(0, I64),) * 4, buffer.dtype), pack
 
 
-ENCODED = tuple(EncodedBlocks(encoding) for encoding in ENCODINGS.values() if encoding.native)
+MULTIPLIED = {code.name: MultipliedBlocks(code) for code in block_formats.CODES.values()}
+ENCODED = tuple(
+    MULTIPLIED.get(encoding.name) or EncodedBlocks(encoding) for encoding in ENCODINGS.values() if encoding.native
+)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.accumulators import Accumulators, Matrix
-from rlx.backends.cpu.gemm.panels import block_formats
 from rlx.backends.cpu.gemm.panels.blocks import ENCODED, EncodedBlocks, has_code, multiplied_in_memory
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.gemm.panels.operands import accumulates_in
@@ -290,9 +289,9 @@ class _FewRows:
 
 
 def _in_blocks(format: EncodedBlocks) -> EncodedBlocks:
-    """The format of an encoding: tile registers read those of `block_formats` as they are stored."""
+    """The format of an encoding: blocks whose sums are scaled stay as they are stored, also for tile registers."""
     code = CODES.get(format.name)
-    return format if code is None or format.name in block_formats.CODES else CodedBlocks(format.encoding, code)
+    return CodedBlocks(format.encoding, code) if code and format.decodes else format
 
 
 SCALED = tuple(CodedBytes(code) for code in BYTES.values() if code.name.endswith("_scaled"))
