@@ -40,7 +40,7 @@ from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
-__all__ = ["ENCODED", "MULTIPLIED", "EncodedBlocks", "blocks_of", "most_rows", "has_code", "multiplied_in_memory"]
+__all__ = ["ENCODED", "MULTIPLIED", "EncodedBlocks", "blocks_of", "has_code", "most_rows", "multiplied_in_memory"]
 
 F32 = DTYPES["f32"]
 LANE = Var("lane")
