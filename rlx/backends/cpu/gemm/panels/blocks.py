@@ -51,7 +51,7 @@ TOGETHER = 4  # rows of a panel that a turn of the loop reads: a line of memory
 
 def most_rows(target: Target) -> int:
     """Rows that numbers of a block are made for at a time, at most."""
-    return 12 if target.vector_bytes == 64 else 4
+    return 12 if target.vector_bytes == 64 else 6
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _panels(tile: Tile, rows: int) -> int:
 
 def _in_registers(tile: Tile, code: BlockCode) -> Function:
     """Decodes in registers, for bands of up to `most_rows` rows, as even as can be."""
-    f = Function(f"rlx_{code.name}_rows", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
+    f = Function(f"rlx_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
     arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
     most = most_rows(tile.target)
     products = {rows: _product(tile, code, rows) for rows in range(1, most + 1)}
