@@ -1,14 +1,14 @@
 """Products with weights that are encoded in blocks, which stay so in panels: see `block_formats`.
 
-With few rows, which wait for memory, the numbers of a block are multiplied as they are, and their sum by the scale: a
-product reads what the encoding takes. (Such a sum overflows where 128 |x| is near 2^128.) With more rows, and for any
-number of them where `block_formats` has no code for an encoding, two panels at a time are decoded to memory that stays
-in a cache, and multiplied as others are: a decoded weight is exact in f32. Tile registers multiply numbers of blocks
-too (`amx_blocks`).
+Where `block_formats` has a code for an encoding, the numbers of a block are multiplied as they are, and their sum by
+the scale: a product reads what the encoding takes. (Such a sum overflows where 128 |x| is near 2^128.) Each number is
+made once for a band of rows. Tile registers multiply numbers of blocks too (`amx_blocks`). Of other encodings two
+panels at a time are decoded to memory that stays in a cache, and multiplied as others are: a decoded weight is exact in
+f32.
 
-Which of the three it is depends on M, N and K, and the order in which an element of C is added up on that and on K
-only: blocks of k are as those of other products (whole blocks of the encoding here), and within one with few rows the
-steps that a row of a panel holds follow one another.
+Whether tiles compute a product depends on M; the order in which an element of C is added up depends on K only: blocks
+of k are as those of other products (whole blocks of the encoding here), and where numbers are multiplied the steps that
+a row of a panel holds follow one another.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
-__all__ = ["ENCODED", "MULTIPLIED", "EncodedBlocks", "blocks_of", "most_rows", "has_code", "multiplied_in_memory"]
+__all__ = ["ENCODED", "EncodedBlocks", "blocks_of", "has_code", "multiplied_in_memory"]
 
 F32 = DTYPES["f32"]
 LANE = Var("lane")
@@ -50,7 +50,7 @@ TOGETHER = 4  # rows of a panel that a turn of the loop reads: a line of memory
 
 
 def most_rows(target: Target) -> int:
-    """Rows that numbers of a block are made for at a time, at most."""
+    """Rows of a band, at most."""
     return 12 if target.vector_bytes == 64 else 6
 
 
