@@ -17,7 +17,7 @@ from rlx.backends.cpu.gemm.panels.q8_codes import CODES as Q8_CODES
 from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.jit.compile import compile_object
 from rlx.backends.cpu.jit.load import load_object
-from rlx.backends.cpu.schedule.matmul import decoded_room, tile_room
+from rlx.backends.cpu.schedule.matmul import tile_room
 from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import encoding_named
 from rlx.ir.graph import Array
@@ -49,13 +49,6 @@ def weights(encoding: str, n: int, k: int, seed: int = 0) -> tuple[Array, Array]
 def allowed(x: Array, w: Array) -> Array:
     """The error of sums in f32 of the products of [M, K] and [N, K]."""
     return (x.shape[1] + 10) * 2.0**-24 * (np.abs(x.astype(float)) @ np.abs(w.T.astype(float))) + 1e-30
-
-
-def most(encoding: str) -> int:
-    """Rows of products that decode in registers."""
-    if machine().float_tiles:
-        return block_formats.CODES[encoding].tiles_from - 1
-    return block_panels.few_rows(machine())
 
 
 def compiled(encoding: str, n: int, k: int, rows: Size, threads: int = 2) -> rlx.CompiledGraph:
@@ -136,12 +129,12 @@ def code(encoding: str, vector_bytes: int) -> tuple[Code, object, int]:
 @pytest.mark.parametrize(
     "way, vector_bytes",
     [
-        *(pytest.param(way, *p.values, marks=p.marks) for way in ("registers", "memory") for p in WIDTHS),
+        *(pytest.param("registers", *p.values, marks=p.marks) for p in WIDTHS),
         pytest.param("tiles", 64, marks=pytest.mark.needs("avx512", "amx_f32")),
     ],
 )
 def test_nothing_else_is_touched(encoding: str, vector_bytes: int, way: str) -> None:
-    """Decoded in registers, to memory, or by tiles: the results, with guards around what is read and written."""
+    """Decoded in registers or multiplied by tiles: the results, with guards around what is read and written."""
     size = encoding_named(encoding).block_bytes
     kernel, _, address = code(encoding, vector_bytes)
     for m, n, k in ((1, 16, 32), (3, 50, 96), (4, 65, 160), (17, 33, 256), (29, 100, 288), (65, 17, 1056)):
@@ -151,7 +144,7 @@ def test_nothing_else_is_touched(encoding: str, vector_bytes: int, way: str) -> 
         b = Guarded(np.ascontiguousarray(panels.transpose(0, 2, 3, 1)), at_end=True).array
         x = Guarded(np.random.default_rng(0).standard_normal((1, m, k)).astype(np.float32), at_end=True).array
         c = Guarded(np.full((1, m, n), np.nan, np.float32), at_end=True).array
-        room = Guarded(np.zeros(tile_room(m, k) if way == "tiles" else decoded_room(k), np.uint8), at_end=True).array
+        room = Guarded(np.zeros(tile_room(m, k), np.uint8), at_end=True).array
         words = [x.ctypes.data, k, 0, b.ctypes.data, 0, c.ctypes.data, n, 0, m, n, k, 1, m, -(-n // 16)]
         words += [room.ctypes.data, 0, 0 if way == "registers" else room.nbytes]
         words += [0 if way == "tiles" else 128, address]
@@ -161,21 +154,24 @@ def test_nothing_else_is_touched(encoding: str, vector_bytes: int, way: str) -> 
 
 @ENCODINGS
 def test_bits(encoding: str) -> None:
-    """Those of a row don't depend on others, nor on threads."""
-    n, k, few = 300, 768, most(encoding)
+    """Those of a row don't depend on others, but that tiles compute many, nor on threads."""
+    n, k, tiles = 300, 768, machine().float_tiles
+    few = block_formats.CODES[encoding].tiles_from if tiles else 131
+    counts = (*range(1, 21), 33, 130)
     stored, _ = weights(encoding, n, k)
-    x = np.random.default_rng(0).standard_normal((64, k)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((130, k)).astype(np.float32)
     found = []
     for threads in (1, 2, 16):
-        model = compiled(encoding, n, k, rlx.Dim("m", 1, 64), threads)
+        model = compiled(encoding, n, k, rlx.Dim("m", 1, 130), threads)
         model.set_params({"w": stored, "bias": np.zeros(n, np.float32)})
-        found.append([model.run({"x": x[:m]})[0] for m in (1, 2, few, few + 1, 39, 64)])
+        found.append([model.run({"x": x[:m]})[0] for m in counts])
     for others in found[1:]:
         for one, other in zip(found[0], others, strict=True):
             np.testing.assert_array_equal(one, other)
-    for m, y in zip((1, 2), found[0], strict=False):
-        np.testing.assert_array_equal(y, found[0][2][:m])
-    np.testing.assert_array_equal(found[0][3], found[0][4][: few + 1])
+    by_fma = [y for y in found[0] if len(y) < few]
+    for some in (by_fma, found[0][len(by_fma) :]):
+        for y in some:
+            np.testing.assert_array_equal(y, some[-1][: len(y)])
 
 
 @ENCODINGS
@@ -292,12 +288,12 @@ def test_machines_without_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @ENCODINGS
 def test_without_tile_registers(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many rows by fma: two panels at a time are decoded to memory."""
+    """Many rows by fma, in bands."""
     pretend(monkeypatch, float_tiles=False)
     n, k = 130, 1024
     stored, w = weights(encoding, n, k)
     model = compiled(encoding, n, k, rlx.Dim("m", 1, 400))
     model.set_params({"w": stored, "bias": np.zeros(n, np.float32)})
-    for m in (most(encoding), most(encoding) + 1, 130, 400):
+    for m in (5, 6, 7, 12, 13, 25, 130, 400):
         x = np.random.default_rng(0).standard_normal((m, k)).astype(np.float32)
         assert np.all(np.abs(model.run({"x": x})[0] - x.astype(float) @ w.T.astype(float)) <= allowed(x, w))

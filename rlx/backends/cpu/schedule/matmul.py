@@ -235,7 +235,7 @@ class MatmulSchedule:
     `to_scratch`: a block of the result goes there before it is stored. `tiles`: there are tile registers for it.
     `pairs`: panels are read in pairs. `whole`: B is numbers of up to 8 bits. `few`: of B two panels
     at a time are decoded for more rows than that (`blocks`). `tiles_from`: B is encoded blocks, which tiles multiply
-    from so many rows on. `records`: rows of A are no elements, and are not copied.
+    from so many rows on; such rows of A are not copied, nor `records`, which are no elements.
     """
 
     m: Size
@@ -266,7 +266,7 @@ class MatmulSchedule:
         else:
             threads = max(threads, FEW_THREADS)  # up to so many it is one entry of the table
             made = chunking(self.rates, rows, columns, depth, matrices, self.size, threads)
-            made = replace(made, copy_bytes=0) if self.records else made
+            made = replace(made, copy_bytes=0) if self.records or self.tiles_from else made
             made = in_pairs(made, rows, columns, matrices) if self.pairs or self.few is not None else made
             if self.few is not None:
                 made = replace(made, copy_bytes=decoded_room(depth) if rows > self.few else 0)

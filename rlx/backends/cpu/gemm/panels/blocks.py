@@ -1,14 +1,14 @@
 """Products with weights that are encoded in blocks, which stay so in panels: see `block_formats`.
 
-With few rows, which wait for memory, the numbers of a block are multiplied as they are, and their sum by the scale: a
-product reads what the encoding takes. (Such a sum overflows where 128 |x| is near 2^128.) With more rows, and for any
-number of them where `block_formats` has no code for an encoding, two panels at a time are decoded to memory that stays
-in a cache, and multiplied as others are: a decoded weight is exact in f32. Tile registers multiply numbers of blocks
-too (`amx_blocks`).
+Where `block_formats` has a code for an encoding, the numbers of a block are multiplied as they are, and their sum by
+the scale: a product reads what the encoding takes. (Such a sum overflows where 128 |x| is near 2^128.) Each number is
+made once for a band of rows. Tile registers multiply numbers of blocks too (`amx_blocks`). Of other encodings two
+panels at a time are decoded to memory that stays in a cache, and multiplied as others are: a decoded weight is exact in
+f32.
 
-Which of the three it is depends on M, N and K, and the order in which an element of C is added up on that and on K
-only: blocks of k are as those of other products (whole blocks of the encoding here), and within one with few rows the
-steps that a row of a panel holds follow one another.
+Whether tiles compute a product depends on M; the order in which an element of C is added up depends on K only: blocks
+of k are as those of other products (whole blocks of the encoding here), and where numbers are multiplied the steps that
+a row of a panel holds follow one another.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
+<<<<<<< HEAD
 __all__ = ["ENCODED", "MULTIPLIED", "EncodedBlocks", "blocks_of", "has_code", "most_rows", "multiplied_in_memory"]
+=======
+__all__ = ["ENCODED", "EncodedBlocks", "blocks_of", "has_code", "multiplied_in_memory"]
+>>>>>>> w/bits
 
 F32 = DTYPES["f32"]
 LANE = Var("lane")
@@ -50,8 +54,8 @@ TOGETHER = 4  # rows of a panel that a turn of the loop reads: a line of memory
 
 
 def most_rows(target: Target) -> int:
-    """Rows that numbers of a block are made for at a time, at most."""
-    return 12 if target.vector_bytes == 64 else 4
+    """Rows of a band, at most."""
+    return 12 if target.vector_bytes == 64 else 6
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ def _panels(tile: Tile, rows: int) -> int:
 
 def _in_registers(tile: Tile, code: BlockCode) -> Function:
     """Decodes in registers, for bands of up to `most_rows` rows, as even as can be."""
-    f = Function(f"rlx_{code.name}_rows", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
+    f = Function(f"rlx_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
     arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
     most = most_rows(tile.target)
     products = {rows: _product(tile, code, rows) for rows in range(1, most + 1)}
