@@ -40,11 +40,7 @@ from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
-<<<<<<< HEAD
-__all__ = ["ENCODED", "MULTIPLIED", "EncodedBlocks", "blocks_of", "has_code", "most_rows", "multiplied_in_memory"]
-=======
 __all__ = ["ENCODED", "EncodedBlocks", "blocks_of", "has_code", "multiplied_in_memory"]
->>>>>>> w/bits
 
 F32 = DTYPES["f32"]
 LANE = Var("lane")
