@@ -215,7 +215,20 @@ def _rows(op: Op, x: Value, *more: Value) -> Value:
 
 @batch(Conv)
 def _conv(op: Conv, inputs: Any, batched: Any) -> Any:
-    return NotImplemented if any(batched[1:]) else _rows(op, *inputs)
+    """Weights of their own are those of groups of their own."""
+    if not any(batched[1:]):
+        return _rows(op, *inputs)
+    x, w, *bias = _front(inputs, batched)
+    count, each = x.shape[:2]
+    if not isinstance(count, int):
+        return NotImplemented
+    rest = x.shape[2:]
+    turned = apply(m.Transpose((1, 0, *range(2, x.rank))), x)
+    images = reshaped(turned, (each, count * rest[0], *rest[1:]))
+    weights = [reshaped(v, (count * v.shape[1], *v.shape[2:])) for v in (w, *bias)]
+    y = apply(replace(op, groups=op.groups * count), images, *weights)
+    made = reshaped(y, (each, count, w.shape[1], *y.shape[2:]))
+    return apply(m.Transpose((1, 0, *range(2, made.rank))), made)
 
 
 @batch(*named(_Pool, _GlobalPool))

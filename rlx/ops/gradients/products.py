@@ -97,15 +97,55 @@ def _conv_data(op: Conv, inputs: Any, ct: Value) -> Value:
 
 
 def _conv_weight(op: Conv, inputs: Any, ct: Value) -> Value:
-    """For each tap the product of the cotangents with the elements under it, summed over batch and windows."""
+    """One convolution, or for each tap the product of the cotangents with the elements under it."""
     x, w = inputs[:2]
     strides, dilations, pads = op.window(x.rank)
-    n, g = x.rank - 2, op.groups
+    n = x.rank - 2
     if not all(isinstance(size, int) for size in w.shape[2:]):
         raise UnsupportedOp("conv: the gradient of a weight needs a window of known sizes")
     if any(pad != 0 for pad in pads):
         x = apply(Pad((0, 0, *pads[:n], 0, 0, *pads[n:])), x)
-    batch, out = ct.shape[0], ct.shape[2:]
+    way = _weight_as_convolution if _is_convolution(op, x, w, ct) else _weight_by_taps
+    return way(op, x, w, ct, strides, dilations)
+
+
+def _is_convolution(op: Conv, x: Value, w: Value, ct: Value) -> bool:
+    """Whether the gradient of the weight is better one convolution than a product for each tap.
+
+    Its window has the size of the images. By measurement (see docs/performance-notes.md) that pays for windows in groups
+    and few channels, and for steps of 1 over images that are not small; of many taps it is the only way.
+    """
+    sizes = (*x.shape, *w.shape, *ct.shape)
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return False
+    taps, pixels = _count(w.shape[2:]), _count(ct.shape[2:])
+    if taps == 1 and op.groups == 1:
+        return False
+    even = all(stride == 1 for stride in op.window(x.rank)[0])
+    return op.groups > 1 or taps > 64 or w.shape[1] < 16 or (even and pixels >= 100)
+
+
+def _weight_as_convolution(
+    op: Conv, x: Value, w: Value, ct: Value, strides: tuple[int, ...], dilations: tuple[int, ...]
+) -> Value:
+    """x with its batch as channels, by windows of all cotangents: strides and dilations change places."""
+    n, g = x.rank - 2, op.groups
+    batch, _, *space = x.shape
+    turned = (1, 0, *range(2, n + 2))
+    apart = apply(Transpose((2, 1, 0, *range(3, n + 3))), reshaped(x, (batch, g, w.shape[1], *space)))
+    images = reshaped(apart, (w.shape[1], g * batch, *space))
+    made = apply(Conv(dilations, strides, groups=g), images, apply(Transpose(turned), ct))
+    wanted = (w.shape[1], w.shape[0], *w.shape[2:])
+    if made.shape != wanted:  # places that no window of the forward pass reaches
+        made = apply(Slice((0,) * (n + 2), wanted, (1,) * (n + 2)), made)
+    return apply(Transpose(turned), made)  # type: ignore[no-any-return]
+
+
+def _weight_by_taps(
+    op: Conv, x: Value, w: Value, ct: Value, strides: tuple[int, ...], dilations: tuple[int, ...]
+) -> Value:
+    """For each tap the product of the cotangents with the elements under it, summed over batch and windows."""
+    batch, out, g = ct.shape[0], ct.shape[2:], op.groups
     each = (w.shape[0] // g, w.shape[1])
     rows = reshaped(ct, (batch, g, each[0], _count(out)))
     taps = []

@@ -1,0 +1,142 @@
+"""Derivatives of random programs against jax, in f64: gradients, both modes, vmap of gradients, second derivatives.
+
+`python tests/transform/test_against_jax.py 500 --seed 1` runs more of them and prints which ops were in them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from jax_programs import PIECES, Program, drawn
+
+import rlx
+from rlx.ir.graph import Graph
+
+jax = pytest.importorskip("jax")
+
+MODES = ("grad", "jvp", "vjp", "vmap", "hvp", "sizes")
+Arrays = tuple[Any, ...]
+
+
+def scalar(program: Program, ours: bool) -> Callable[..., Any]:
+    """The program as a loss."""
+
+    def loss(*given: Any) -> Any:
+        y = program(*given, ours=ours)
+        return rlx.reduce_sum(y * y * 0.5 + y, keepdims=False) if ours else (y * y * 0.5 + y).sum()
+
+    return loss
+
+
+def matrix(program: Program, ours: bool) -> Callable[..., Any]:
+    """The program as it is."""
+    return lambda *given: program(*given, ours=ours)
+
+
+def arrays(rng: np.random.Generator, n: int, m: int, *lead: int) -> Arrays:
+    return tuple(rng.standard_normal((*lead, *shape)) * 0.8 for shape in ((n, m), (n, m), (m, m), (m,)))
+
+
+ALL = (0, 1, 2, 3)
+
+
+def derivative(mode: str, lib: Any, program: Program, given: Arrays, along: Arrays, ct: Any) -> Callable[..., Any]:
+    """What a mode computes, of the library's own functions: a function of the arguments."""
+    ours = lib is rlx
+    loss, whole = scalar(program, ours), matrix(program, ours)
+    if mode in ("grad", "sizes"):
+        return lib.grad(loss, ALL)  # type: ignore[no-any-return]
+    if mode == "vmap":
+        return lib.vmap(lib.grad(loss, ALL))  # type: ignore[no-any-return]
+    if mode == "jvp":
+        return lambda *x: lib.jvp(whole, x, along)
+    if mode == "vjp":
+        return lambda *x: lib.vjp(whole, *x)[1](ct)
+    if ours:
+        return lambda *x: rlx.hvp(lambda tree: loss(*tree), (x,), (along,))
+    return lambda *x: jax.jvp(jax.grad(loss, ALL), x, along)[1]
+
+
+def compare(program: Program, mode: str, seed: int, device: str, seen: Counter[str]) -> None:
+    """One derivative of a program, at two sizes where they are open."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 6))
+    lead = (2,) if mode == "vmap" else ()
+    given = arrays(rng, n, program.m, *lead)
+    along, ct = arrays(rng, n, program.m), rng.standard_normal((n, program.m))
+    dims = {"dims": {"x": ("n", None), "y": ("n", None)}} if mode == "sizes" else {}
+
+    def named(x: Any, y: Any, w: Any, v: Any) -> Any:
+        return derivative(mode, rlx, program, given, along, ct)(x, y, w, v)
+
+    run = rlx.jit(named, device=device, **dims)
+    sets = [given, arrays(rng, n + 3, program.m)] if mode == "sizes" else [given]
+    count_ops(rlx.jit(matrix(program, True)).lower(*arrays(rng, n, program.m)), seen)
+    for one in sets:
+        with jax.enable_x64(True), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = jax.tree.leaves(jax.jit(derivative(mode, jax, program, one, along, ct))(*one))
+            expected = [np.asarray(e) for e in expected]
+        found = jax.tree.leaves(run(*one))
+        assert len(found) == len(expected)
+        for a, b in zip(found, expected, strict=True):
+            assert a.shape == b.shape
+            assert a.dtype == b.dtype
+            size = float(np.max(np.abs(b), initial=1.0, where=np.isfinite(b)))
+            np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9 * size, err_msg=f"{mode}, {device}, n {n}\n{program}")
+
+
+def count_ops(graph: Graph, seen: Counter[str]) -> None:
+    seen.update({node.op.op_name for node in graph.nodes})
+
+
+def program_of(seed: int) -> tuple[Program, str]:
+    """Programs of one to eight steps, each mode in turn; the first ones have each piece alone."""
+    rng = np.random.default_rng(seed)
+    return drawn(rng, int(rng.integers(1, 9))), MODES[seed % len(MODES)]
+
+
+@pytest.mark.parametrize("seed", range(36))
+def test_random_programs(seed: int) -> None:
+    """A sample, the same in each run; most on the reference, every sixth on the CPU."""
+    program, mode = program_of(seed)
+    compare(program, mode, seed, "cpu" if seed % 7 == 0 else "reference", Counter())
+
+
+@pytest.mark.parametrize("name", sorted(PIECES))
+def test_each_piece(name: str) -> None:
+    """Second derivatives of each piece by itself."""
+    rng = np.random.default_rng(len(name))
+    steps = ((name, tuple(i % 2 for i in range(PIECES[name].arity)), tuple(PIECES[name].draw(rng, 4).items())),)
+    compare(Program(4, steps), "hvp", 1, "reference", Counter())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="reference")
+    args = parser.parse_args()
+    seen: Counter[str] = Counter()
+    failed = 0
+    for seed in range(args.seed * 100_000, args.seed * 100_000 + args.count):
+        program, mode = program_of(seed)
+        try:
+            compare(program, mode, seed, args.device, seen)
+        except Exception as error:  # noqa: BLE001 - all are reported
+            failed += 1
+            print(f"seed {seed}: {mode}\n{program}\n{type(error).__name__}: {str(error)[:1500]}\n", flush=True)
+    print(
+        f"{args.count} programs, {failed} differ; {len(seen)} ops:",
+        ", ".join(f"{k} {c}" for k, c in sorted(seen.items())),
+    )
+
+
+if __name__ == "__main__":
+    main()
