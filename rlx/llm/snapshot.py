@@ -43,6 +43,7 @@ def snapshot_of(llm: LanguageModel, made: Generation) -> bytes:
         raise BusyError("snapshot: the model has begun another generation since, in the same slot")
     filled, rows = llm.slots.filled[made.slot], llm.slots.rows_of(made.slot)
     limits, sampling = made.limits, made.choose.sampling
+    biases = list(sampling.logit_bias.items())
     header = {
         "model": _identity(llm.path),
         "filled": filled,
@@ -51,10 +52,7 @@ def snapshot_of(llm: LanguageModel, made: Generation) -> bytes:
         "pending": made.pending,
         "finish_reason": made.finish_reason,
         "limits": {**vars(limits), "ends": sorted(limits.ends), "stops": list(limits.stops)},
-        "sampling": {
-            **{name: getattr(sampling, name) for name in (*DRAWN, "seed")},
-            "logit_bias": list(sampling.logit_bias.items()),
-        },
+        "sampling": {name: getattr(sampling, name) for name in (*DRAWN, "seed")} | {"logit_bias": biases},
         "constraint": made.choose.constraint is not None,
         "states": [{"name": n, "shape": list(a.shape), "dtype": str(a.dtype)} for n, a in rows.items()],
     }

@@ -31,7 +31,6 @@ CONFIG_KINDS = {  # of sentence-transformers
     "pooling_mode_weightedmean_tokens": "weighted_mean",
     "pooling_mode_lasttoken": "last",
 }
-
 OTHER_NAMES = {"lasttoken": "last", "weightedmean": "weighted_mean", "mean_sqrt_len_tokens": "mean_sqrt"}
 
 
@@ -70,7 +69,7 @@ def pooling_of(source: Source) -> Pooling:
     prompts, default = told.get("prompts") or {}, told.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(t, str) for t in prompts.values()):
         raise ModelFormatError(f"{folder}: config_sentence_transformers.json: prompts: expected texts by name")
-    if default is not None and default not in prompts:
+    if default is not None and not (isinstance(default, str) and default in prompts):
         raise ModelFormatError(f"{folder}: config_sentence_transformers.json: there is no prompt {default!r:.60}")
     longest = _object(folder / "sentence_bert_config.json").get("max_seq_length")
     kind, normalised = _modules(folder)
@@ -104,12 +103,8 @@ def _kind(path: Path) -> str:
     config = _object(path)
     kinds = [kind for key, kind in CONFIG_KINDS.items() if config.get(key)]
     if "pooling_mode" in config and not kinds:
-        given = config["pooling_mode"]
-        kinds = [
-            {"lasttoken": "last", "weightedmean": "weighted_mean", "mean_sqrt_len_tokens": "mean_sqrt"}.get(
-                given, given
-            )
-        ]
+        given = str(config["pooling_mode"])
+        kinds = [OTHER_NAMES.get(given, given)]
     if len(kinds) != 1 or kinds[0] not in POOLINGS:
         raise ModelFormatError(f"{path}: expected one kind of pooling of {', '.join(POOLINGS)}; got {kinds or 'none'}")
     if config.get("include_prompt", True) is not True:
