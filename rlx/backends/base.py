@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from rlx.boundary import bounded
 from rlx.errors import BusyError, ExecutionError, NameNotFound, OptionError, ShapeError, no_such
 from rlx.forks import restart_in_child
 from rlx.ir.dtype import DType
@@ -282,6 +283,15 @@ class Executable(ABC, Generic[A]):
             if self.instead is None:
                 raise
             return self.instead(arrays, error)
+
+    def serving(self, call: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]:
+        """What `slots` gives where `call` takes all arrays as a tuple."""
+
+        @bounded("run_slots", ExecutionError)
+        def slots(*arrays: Any) -> Any:
+            return self.served(call, arrays)
+
+        return slots
 
     @property
     def arena(self) -> A:

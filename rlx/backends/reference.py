@@ -11,7 +11,6 @@ import numpy as np
 from rlx.arithmetic import usual_arithmetic
 from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBackend, Rates
 from rlx.backends.states import StatefulExecutable
-from rlx.boundary import bounded
 from rlx.errors import ExecutionError, OptionError, RlxError, ShapeError, no_such
 from rlx.ir.extents import bind_extents, bind_result, check_guards, check_out, initial_state
 from rlx.ir.finite import bad_elements, is_trappable, trapped
@@ -265,11 +264,7 @@ class ReferenceExecutable(StatefulExecutable[Array]):
 
     @property
     def slots(self) -> Callable[..., object]:
-        @bounded("run_slots", ExecutionError)
-        def call(*arrays: Any) -> object:
-            return self.served(self._slots, arrays)
-
-        return call
+        return self.serving(self._slots)
 
     def _slots(self, arrays: tuple[Any, ...]) -> object:
         admitted = self.admit(arrays)

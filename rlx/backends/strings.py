@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.base import Executable, ExpertFigures, ExpertLayerSpec, Joins
-from rlx.boundary import bounded
-from rlx.errors import ExecutionError, OptionError
+from rlx.errors import OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.strings import Dictionary, Texts
 from rlx.kernels.program import Kernel
@@ -81,11 +80,7 @@ class StringsExecutable(Executable[Any]):
 
     @property
     def slots(self) -> Callable[..., Any]:
-        @bounded("run_slots", ExecutionError)
-        def call(*arrays: Any) -> Any:
-            return self.served(self._slots, arrays)
-
-        return call
+        return self.serving(self._slots)
 
     def _slots(self, arrays: tuple[Any, ...]) -> Any:
         held, given = self.encoded(self.admit(arrays))

@@ -15,8 +15,8 @@ __all__ = ["Conversation"]
 class Conversation:
     """Messages that a user and a model say in turns, after what the model is told first (`system`).
 
-    `options` are those of `LanguageModel.chat`, for the next answers; `last` is the last one. Where the context has no
-    room left, the oldest turns are left out: `dropped` so far.
+    `options` are those of `LanguageModel.chat`, for the next answers; `last` is the last answer. Where the context has
+    no room left, the oldest turns (a message and its answer) are left out; `dropped` is how many so far.
     """
 
     def __init__(self, llm: LanguageModel, system: str | None = None, **options: Any) -> None:
@@ -26,29 +26,37 @@ class Conversation:
         self.dropped = 0
 
     @property
+    def _first(self) -> list[dict[str, str]]:
+        return [] if self.system is None else [{"role": "system", "content": self.system}]
+
+    @property
     def messages(self) -> list[dict[str, str]]:
         """All of it, as `LanguageModel.chat` takes it."""
-        first = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*first, *self.turns]
+        return [*self._first, *self.turns]
 
     def say(self, text: str) -> Iterator[str]:
         """The answer to a message, in pieces; both are part of the conversation once there is some of it."""
         asked = {"role": "user", "content": text}
-        self._make_room(asked)
-        self.last = made = self.llm.chat([*self.messages, asked], **self.options)
+        oldest = self._without_room(asked)
+        made = self.llm.chat([*self._first, *self.turns[oldest:], asked], **self.options)
+        del self.turns[:oldest]
+        self.dropped += oldest // 2
+        self.last = made
         try:
             yield from made
         finally:
             if made.ids:
                 self.turns += [asked, {"role": "assistant", "content": made.text}]
 
-    def _make_room(self, asked: dict[str, str]) -> None:
-        """Leaves out the oldest turns where the context has no room for all of them and an answer."""
+    def _without_room(self, asked: dict[str, str]) -> int:
+        """How many of the oldest messages the context has no room for, beside the others and an answer."""
         context, most = self.llm.context, self.options.get("max_tokens")
         room = context - min(most or context // 4, context // 2)
-        while self.turns and len(self.llm.tokenizer.encode_chat([*self.messages, asked])) > room:
-            del self.turns[:2]
-            self.dropped += 1
+        encode = self.llm.tokenizer.encode_chat
+        count = 0
+        while count < len(self.turns) and len(encode([*self._first, *self.turns[count:], asked])) > room:
+            count += 2
+        return count
 
     def stop(self) -> None:
         """Ends the answer before its next token; what was said of it stays."""

@@ -23,6 +23,7 @@ from rlx.llm.generation import Generation, Limits
 from rlx.llm.options import DRAWN
 from rlx.models.constraint import Constraint
 from rlx.models.sampling import Sampling
+from rlx.records import replace
 
 if TYPE_CHECKING:
     from rlx.llm.model import LanguageModel
@@ -42,6 +43,7 @@ def snapshot_of(llm: LanguageModel, made: Generation) -> bytes:
         raise BusyError("snapshot: the model has begun another generation since, in the same slot")
     filled, rows = llm.slots.filled[made.slot], llm.slots.rows_of(made.slot)
     limits, sampling = made.limits, made.choose.sampling
+    biases = list(sampling.logit_bias.items())
     header = {
         "model": _identity(llm.path),
         "filled": filled,
@@ -50,7 +52,7 @@ def snapshot_of(llm: LanguageModel, made: Generation) -> bytes:
         "pending": made.pending,
         "finish_reason": made.finish_reason,
         "limits": {**vars(limits), "ends": sorted(limits.ends), "stops": list(limits.stops)},
-        "sampling": {**{name: getattr(sampling, name) for name in (*DRAWN, "seed")}, "logit_bias": _biases(sampling)},
+        "sampling": {name: getattr(sampling, name) for name in (*DRAWN, "seed")} | {"logit_bias": biases},
         "constraint": made.choose.constraint is not None,
         "states": [{"name": n, "shape": list(a.shape), "dtype": str(a.dtype)} for n, a in rows.items()],
     }
@@ -67,11 +69,16 @@ def restored(llm: LanguageModel, data: bytes, constraint: Constraint | None) -> 
     if bool(header.get("constraint")) != (constraint is not None):
         raise OptionError("restore: give constraint= where the text had one, and only there")
     filled, prompt, ids, pending = (_tokens(llm, header, name) for name in ("filled", "prompt", "ids", "pending"))
-    if len(filled) + len(pending) > llm.context + 1 or not (prompt and pending):
+    if not prompt or not pending:
+        raise ModelFormatError("restore: the snapshot has no prompt, or no token to go on from")
+    if len(filled) + len(pending) > llm.context + bool(ids):  # the last token that is written is not read
         raise OptionError(f"restore: {len(filled):,} tokens have no room in a context of {llm.context:,}")
     rows = _rows(llm, header, body, len(filled))
     try:
         made = _generation(llm, header, prompt, constraint)
+        room = llm.context - len(filled) - len(pending) + 1
+        if not made.limits.shifts:
+            made.limits = replace(made.limits, most=min(made.limits.most, len(ids) + room))
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFormatError(f"restore: the header is not of this format: {error}") from None
     shifts = made.limits.shifts
@@ -142,10 +149,6 @@ def _generation(
     limits = Limits(most, ends, tuple(stops), shifts, told["fixed"], told["guesses"])
     form = None if constraint is None else constraint.copy()
     return Generation(llm, prompt, limits, Chooser(Sampling(**drawn), form), llm.drafter)
-
-
-def _biases(sampling: Sampling) -> list[tuple[int, float]]:
-    return list(sampling.logit_bias.items())
 
 
 def _identity(path: Path) -> str:

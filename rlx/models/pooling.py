@@ -31,7 +31,6 @@ CONFIG_KINDS = {  # of sentence-transformers
     "pooling_mode_weightedmean_tokens": "weighted_mean",
     "pooling_mode_lasttoken": "last",
 }
-
 OTHER_NAMES = {"lasttoken": "last", "weightedmean": "weighted_mean", "mean_sqrt_len_tokens": "mean_sqrt"}
 
 
@@ -104,12 +103,8 @@ def _kind(path: Path) -> str:
     config = _object(path)
     kinds = [kind for key, kind in CONFIG_KINDS.items() if config.get(key)]
     if "pooling_mode" in config and not kinds:
-        given = config["pooling_mode"]
-        kinds = [
-            {"lasttoken": "last", "weightedmean": "weighted_mean", "mean_sqrt_len_tokens": "mean_sqrt"}.get(
-                given, given
-            )
-        ]
+        given = str(config["pooling_mode"])
+        kinds = [OTHER_NAMES.get(given, given)]
     if len(kinds) != 1 or kinds[0] not in POOLINGS:
         raise ModelFormatError(f"{path}: expected one kind of pooling of {', '.join(POOLINGS)}; got {kinds or 'none'}")
     if config.get("include_prompt", True) is not True:

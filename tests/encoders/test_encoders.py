@@ -118,6 +118,7 @@ def test_refusals(tmp_path: Path) -> None:
     for pooling, modules, message in (
         ({}, None, "expected one kind of pooling"),
         ({"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, None, "expected one kind of pooling"),
+        ({"pooling_mode": ["lasttoken"]}, None, "expected one kind of pooling"),
         ({"pooling_mode_cls_token": True, "include_prompt": False}, None, "include_prompt"),
         ({"pooling_mode_cls_token": True}, ["Transformer", "Pooling", "Dense"], "'Dense' is not known"),
         ([], None, "expected an object"),

@@ -205,3 +205,8 @@ def test_the_oldest_turns_are_left_out_where_there_is_no_room(talker: LanguageMo
     assert talk.messages[0] == {"role": "system", "content": "be kind"}
     assert talk.messages[-2] == {"role": "user", "content": "message 11"}
     assert len(talk.turns) == 2 * (12 - talk.dropped)
+    before, talk.options["top_k"] = list(talk.turns), 3
+    del talk.options["max_tokens"]  # an answer of any length: a quarter of the context is left for it
+    with pytest.raises(OptionError, match="no effect without a temperature"):
+        "".join(talk.say("a longer message " * 6))
+    assert talk.turns == before

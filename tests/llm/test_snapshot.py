@@ -88,6 +88,25 @@ def test_refusals(path: Path, talking: Path, llm: LanguageModel) -> None:
             llm.restore(wrong)
 
 
+def test_a_smaller_context_ends_the_text(path: Path) -> None:
+    """As `generate` ends it there: with the last token that has room."""
+    llm = rlx.load_llm(path, device="cpu", prefill=32)
+    made = llm.generate(PROMPT, 60, ignore_eos=True)
+    next(made)
+    data = llm.snapshot(made)
+    list(made)
+    small = rlx.load_llm(path, device="cpu", prefill=32, context=80)
+    again = small.restore(data)
+    list(again)
+    ended = small.snapshot(again)
+    whole = small.generate(PROMPT, 60, ignore_eos=True)
+    list(whole)
+    assert again.ids == whole.ids == made.ids[: len(whole.ids)]
+    assert (again.finish_reason, len(whole.ids)) == ("length", 80 - len(PROMPT) + 1)
+    full = small.restore(ended)
+    assert (list(full), full.ids, full.finish_reason) == ([], whole.ids, "length")
+
+
 def signed(header: Any, body: bytes) -> bytes:
     import hashlib
 

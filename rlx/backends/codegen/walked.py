@@ -21,7 +21,6 @@ from rlx.backends.codegen.control import next_phase
 from rlx.backends.codegen.table import Phase, Table, phases_of
 from rlx.backends.states import StatefulExecutable
 from rlx.backends.timing import KernelTime, Timer, kernel_times
-from rlx.boundary import bounded
 from rlx.errors import ExecutionError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES, DType, pack, unpack
 from rlx.ir.extents import bind_extents, check_guards, check_out
@@ -304,11 +303,7 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
 
     @property
     def slots(self) -> Callable[..., Any]:
-        @bounded("run_slots", ExecutionError)
-        def call(*arrays: Any) -> Any:
-            return self.served(self._slots, arrays)
-
-        return call
+        return self.serving(self._slots)
 
     def _slots(self, arrays: tuple[Any, ...]) -> Any:
         admitted = self.admit(arrays)

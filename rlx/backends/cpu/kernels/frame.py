@@ -119,6 +119,11 @@ class Frame:
         """Loads element `index` of type `ty`."""
         return self.f.load(ty, self.f.gep(base, index, ty))
 
+    def clear(self, p: str, count: Operand) -> None:
+        """Sets `count` bytes from p on to 0."""
+        self.f.declare("llvm.memset.p0.i64", "void", ["ptr", "i8", "i64", "i1"])
+        self.f.do(f"call void @llvm.memset.p0.i64(ptr {p}, i8 0, i64 {count}, i1 false)")
+
     def put(self, value: Operand, base: str, index: Operand, ty: str) -> None:
         """Stores element `index` of type `ty`."""
         self.f.store(value, self.f.gep(base, index, ty), ty=ty)

@@ -16,7 +16,8 @@ CHEAP = 16  # bytes that are cleared in a step of the schedule
 
 def accepts(node: Node) -> bool:
     """Types whose elements are whole bytes."""
-    return node.outputs[0].dtype.bits >= 8 if node.outputs[0].dtype.kind != "b" else True
+    dtype = node.outputs[0].dtype
+    return dtype.kind == "b" or dtype.bits >= 8
 
 
 def emit(kernel: Kernel, target: Target) -> list[KernelCode]:
@@ -31,9 +32,8 @@ def emit(kernel: Kernel, target: Target) -> list[KernelCode]:
     start, stop = frame.rows(out.shape[0], out.shape[1] * size // CHEAP + 1)
     line = f.mul(columns, size, "i64")
     count = f.mul(f.max(f.sub(stop, start, "i64"), 0, "i64"), line, "i64")
-    f.declare("llvm.memset.p0.i64", "void", ["ptr", "i8", "i64", "i1"])
     begin = f.offset(to, f.mul(start, line, "i64"))
-    f.do(f"call void @llvm.memset.p0.i64(ptr {begin}, i8 0, i64 {count}, i1 false)")
+    frame.clear(begin, count)
     one = int.from_bytes(out.dtype.numpy.type(1).tobytes(), "little")
     first = f.max(start, -op.k, "i64")  # 0 <= row + k < columns
     last = f.min(stop, f.sub(columns, op.k, "i64"), "i64")

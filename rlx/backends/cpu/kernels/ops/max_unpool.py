@@ -35,8 +35,7 @@ def _zeros(kernel: Kernel) -> KernelCode:
     f, total = frame.f, size_product(out.shape) * out.dtype.numpy.itemsize
     start = f.mul("%chunk", CLEARED, "i64")
     count = f.min(f.sub(frame.size(total), start, "i64"), CLEARED, "i64")
-    f.declare("llvm.memset.p0.i64", "void", ["ptr", "i8", "i64", "i1"])
-    f.do(f"call void @llvm.memset.p0.i64(ptr {f.offset(frame.pointer(out), start)}, i8 0, i64 {count}, i1 false)")
+    frame.clear(f.offset(frame.pointer(out), start), count)
     frame.chunks = Product((ceildiv(total, CLEARED),))
     return frame.finish()
 

@@ -41,12 +41,11 @@ class _Code:
         steps = 8 * (op.skips + 1) * max(op.longest, 1)
         start, stop = frame.rows(self.count, self.length * steps + op.features // 16 + 1)
         length = frame.size(self.length)
-        f.declare("llvm.memset.p0.i64", "void", ["ptr", "i8", "i64", "i1"])
 
         def row(r: str, _: list[str]) -> None:
             source = f.gep(self.x, f.mul(r, length, "i64"), "i64")
             counts = f.gep(self.out, f.mul(r, op.features, "i64"), "float")
-            f.do(f"call void @llvm.memset.p0.i64(ptr {counts}, i8 0, i64 {4 * op.features}, i1 false)")
+            frame.clear(counts, 4 * op.features)
 
             def apart(step: str, _: list[str]) -> None:
                 frame.loop(0, length, [], lambda begin, _: self.descend(source, counts, length, begin, step))

@@ -86,11 +86,6 @@ class RadixSort:
     def __init__(self, frame: Frame, key: str) -> None:
         self.frame, self.key, self.key_bytes = frame, key, int(key[1:]) // 8
 
-    def clear(self, counts: str, size: int) -> None:
-        f = self.frame.f
-        f.declare("llvm.memset.p0.i64", "void", ["ptr", "i8", "i64", "i1"])
-        f.do(f"call void @llvm.memset.p0.i64(ptr {counts}, i8 0, i64 {8 * size}, i1 false)")
-
     def add_to(self, counts: str, at: str, amount: int) -> str:
         """Raises a count; returns what it was."""
         f = self.frame.f
@@ -122,7 +117,7 @@ class RadixSort:
                 self.add_to(counts, byte(frame.element(keys, j, self.key), shift), 1)
 
             def move() -> list[tuple[str, str]]:
-                self.clear(counts, 256)
+                self.frame.clear(counts, COUNTS)
                 frame.loop(0, n, [], tally)
 
                 def start(c: str, total: list[str]) -> list[str]:
