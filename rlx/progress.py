@@ -1,9 +1,9 @@
-"""How far a load or compile is: stages report it, and the function that was given as `progress=` is told."""
+"""How far a long call is: its stages report it, and the function that was given as `progress=` is told."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
@@ -16,10 +16,8 @@ __all__ = ["STAGES", "Progress", "Watcher", "is_watched", "report", "reported", 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# stage -> about what share of the whole it takes
+# the stages of a load or compile, in order: about what share of the whole each takes
 STAGES = {"read": 0.1, "passes": 0.15, "plan": 0.15, "code": 0.45, "pack": 0.15}
-ORDER = {stage: number for number, stage in enumerate(STAGES)}
-BEFORE = {stage: sum(list(STAGES.values())[:number]) for stage, number in ORDER.items()}
 LEAST = 0.005  # by how much the fraction grows between two events of a stage
 
 
@@ -27,15 +25,21 @@ LEAST = 0.005  # by how much the fraction grows between two events of a stage
 class Progress:
     """What the function given as `progress=` is called with.
 
-    `stage` is what is going on: "read" (the file), "passes" (rewriting the graph), "plan" (kernels and their order),
-    "code" (machine code), "pack" (weights, where the result is kept on disk) and, once, "done". `fraction` is about how
-    much of the whole is done, from 0 to 1: it never falls, and is 1 for "done" only. `seconds` have passed since the
-    call. What was compiled before comes from the disk, without the stages between.
+    `stage` is what is going on, and `item` what of it, where that has a name. At the end `stage` is once "done".
+
+    A load or compile: "read" (the file), "passes" (rewriting the graph), "plan" (kernels and their order), "code"
+    (machine code), "pack" (weights, where the result is kept on disk). What was compiled before comes from the disk,
+    without the stages between. `rlx.quantize`: "inputs" (where they are given: `item` is
+    the set), "weights" (`item`: a tensor), "outputs" (of both models, compared). `perplexity`: "tokens".
+
+    `fraction` is about how much of the whole is done, from 0 to 1: it never falls, and is 1 for "done" only. `seconds`
+    have passed since the call.
     """
 
     stage: str
     fraction: float
     seconds: float
+    item: str = ""
 
     def __str__(self) -> str:
         return f"{self.stage} {self.fraction:.0%}"
@@ -47,22 +51,28 @@ Watcher = Callable[[Progress], object]
 class _Reporter:
     """One call that is watched."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: Watcher, stages: Mapping[str, float]) -> None:
         self.watcher = watcher
+        self.stages = dict(stages)
+        self.order = {stage: number for number, stage in enumerate(stages)}
         self.begun = time.perf_counter()
         self.error: BaseException | None = None  # that it raised
         self.number, self.fraction = -1, 0.0
 
-    def __call__(self, stage: str, part: float) -> None:
-        fraction = max(self.fraction, BEFORE[stage] + STAGES[stage] * min(part, 0.99))
-        if ORDER[stage] > self.number or (ORDER[stage] == self.number and fraction >= self.fraction + LEAST):
-            self.number = ORDER[stage]
-            self.tell(stage, fraction)
+    def __call__(self, stage: str, part: float, item: str = "") -> None:
+        number = self.order.get(stage)
+        if number is None:  # of a load within a call that has other stages
+            return
+        before = sum(list(self.stages.values())[:number])
+        fraction = max(self.fraction, before + self.stages[stage] * min(part, 0.99))
+        if number > self.number or (number == self.number and fraction >= self.fraction + LEAST):
+            self.number = number
+            self.tell(stage, fraction, item)
 
-    def tell(self, stage: str, fraction: float) -> None:
+    def tell(self, stage: str, fraction: float, item: str = "") -> None:
         self.fraction = fraction
         try:
-            self.watcher(Progress(stage, fraction, time.perf_counter() - self.begun))
+            self.watcher(Progress(stage, fraction, time.perf_counter() - self.begun, item))
         except BaseException as error:
             self.error = error
             raise
@@ -72,20 +82,21 @@ _reporter: ContextVar[_Reporter | None] = ContextVar("rlx_progress", default=Non
 
 
 @contextmanager
-def reporting(watcher: Watcher | None) -> Iterator[None]:
+def reporting(watcher: Watcher | None, stages: Mapping[str, float] = STAGES) -> Iterator[None]:
     """Within the block `watcher` is told what this thread reports; None leaves it as it is around.
 
-    What the function raises ends the call.
+    `stages` are those that are told, in order, with about the share of the whole that each takes; their sum is 1. What
+    the function raises ends the call.
     """
     if watcher is None:
         yield
         return
     if not callable(watcher):
         raise OptionError(f"progress={watcher!r:.80}: expected a function that is called with rlx.progress.Progress")
-    reporter = _Reporter(watcher)
+    reporter = _Reporter(watcher, stages)
     token = _reporter.set(reporter)
     try:
-        reporter("read", 0.0)
+        reporter(next(iter(stages)), 0.0)
         yield
     finally:
         _reporter.reset(token)
@@ -94,11 +105,11 @@ def reporting(watcher: Watcher | None) -> Iterator[None]:
     reporter.tell("done", 1.0)
 
 
-def report(stage: str, part: float = 0.0) -> None:
-    """That `part` (0 to 1) of a stage is done. A stage that comes again, as for a region of the graph, is not told."""
+def report(stage: str, part: float = 0.0, item: str = "") -> None:
+    """That `part` (0 to 1) of a stage is done, and `item` is next. A stage that comes again is not told."""
     reporter = _reporter.get()
     if reporter is not None:
-        reporter(stage, part)
+        reporter(stage, part, item)
 
 
 def is_watched() -> bool:

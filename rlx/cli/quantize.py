@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import click
 
 from rlx.cli.options import json_option
-from rlx.cli.show import on_terminal, print_json, progress
+from rlx.cli.show import loading, on_terminal, print_json
 from rlx.quantiser.api import ALL_TYPES
 from rlx.quantiser.api import quantize as quantize_file
 from rlx.quantiser.ranges import RANGES
@@ -111,12 +110,8 @@ def quantize(
     if not (as_json or dry_run) and on_terminal(sys.stderr):
         planned = quantize_file(source, target, kind, dry_run=True, **asked)
         click.echo(f"about {bytes_text(planned.bytes_after)} of weights will be written", err=True)
-    with progress(f"quantizing {os.path.basename(source)}", 1000) as done:
-
-        def tell(name: str, so_far: int, total: int) -> None:
-            done(1000 * so_far // total if total else 0)
-
-        made = quantize_file(source, target, kind, dry_run=dry_run, progress=tell, **asked)
+    with loading(f"quantizing {source.name}") as told:
+        made = quantize_file(source, target, kind, dry_run=dry_run, progress=told, **asked)
     if as_json:
         print_json(asdict(made))
         return

@@ -126,7 +126,7 @@ def working(what: str, *, still: bool = False) -> Iterator[None]:
 
 @contextmanager
 def loading(what: str) -> Iterator[Watcher | None]:
-    """A bar with the percentage of a load or compile, once it has taken a second, if stderr is a terminal.
+    """A bar with the percentage of what goes on, as a load, once it has taken a second, if stderr is a terminal.
 
     Gives the function for `progress=`.
     """

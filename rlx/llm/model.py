@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from rlx.llm.speculation import SmallModel
 from rlx.llm.stats import Stats
 from rlx.llm.together import Together
 from rlx.models.sizes import sampler_of
+from rlx.progress import Watcher, reporting
 from rlx.runtime.compiled import CompiledGraph
 
 if TYPE_CHECKING:
@@ -251,15 +252,16 @@ class LanguageModel:
         text: str | Sequence[int],
         *,
         stride: int | None = None,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Watcher | None = None,
     ) -> float:
         """exp of the mean of -log-probability over the tokens of a text, in windows of the context.
 
         A window begins `stride` tokens after the one before (None: where that ends), and of each only those tokens
         count that the one before did not reach: with a shorter stride they have more before them, and it takes longer.
-        `progress` is called with how many tokens are done and how many there are. Raises `OptionError`.
+        `progress` is called with `rlx.progress.Progress`; its stage is "tokens". Raises `OptionError`.
         """
-        return perplexity_of(self, self._ids(text), self.context if stride is None else stride, progress)
+        with reporting(progress, {"tokens": 1.0}):
+            return perplexity_of(self, self._ids(text), self.context if stride is None else stride)
 
     # ---- the cache
 

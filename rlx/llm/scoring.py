@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlx.errors import OptionError
+from rlx.progress import report
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def logprobs_of(llm: LanguageModel, ids: Sequence[int]) -> list[float]:
     return found
 
 
-def perplexity_of(llm: LanguageModel, ids: Sequence[int], stride: int, progress: Callable[[int, int], None]) -> float:
+def perplexity_of(llm: LanguageModel, ids: Sequence[int], stride: int) -> float:
     """What `LanguageModel.perplexity` gives; the last token of a window begins the next, where that follows at once."""
     if type(stride) is not int or not 1 <= stride <= llm.context:
         raise OptionError(f"stride={stride!r}: expected 1 to the {llm.context} tokens of the context")
@@ -57,5 +58,5 @@ def perplexity_of(llm: LanguageModel, ids: Sequence[int], stride: int, progress:
         new = start + len(window) - 1 - len(found)  # those that no window before this one reached
         if new > 0 or not found:
             found += logprobs_of(llm, window)[len(window) - 1 - new :]
-        progress(len(found), len(ids) - 1)
+        report("tokens", len(found) / max(len(ids) - 1, 1))
     return Score(tuple(ids), tuple(found)).perplexity

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 import numpy as np
 
 from rlx.ir.graph import Array
+from rlx.quantiser.inputs import Inputs
 from rlx.quantiser.report import OutputError
 from rlx.runtime.compiled import CompiledGraph
 
@@ -31,10 +30,10 @@ class _Sums:
             self.rows += a.size // self.columns
 
 
-def compare(old: CompiledGraph, new: CompiledGraph, inputs: Iterable[Mapping[str, Array]]) -> list[OutputError]:
+def compare(old: CompiledGraph, new: CompiledGraph, inputs: Inputs) -> list[OutputError]:
     """Runs both on each set of inputs; an error for each output of floats that is in both."""
     sums: dict[str, _Sums] = {}
-    for given in inputs:
+    for given in inputs.told("outputs"):
         before = {name: np.array(array) for name, array in old(given).items()}
         after = new(given)
         for name, array in before.items():

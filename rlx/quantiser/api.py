@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rlx.importers.gguf import read_gguf_parts
 from rlx.importers.sources import FileSource
 from rlx.ir.encodings import ENCODINGS
 from rlx.ir.value import Value
+from rlx.progress import Watcher, reporting
 from rlx.quantiser import weights as files
 from rlx.quantiser.imatrix import Importance, read_imatrix, write_imatrix
 from rlx.quantiser.inputs import Given
@@ -23,11 +24,12 @@ from rlx.quantiser.onnx.weights import ONNX_TYPES
 from rlx.quantiser.ranges import RANGES
 from rlx.quantiser.report import Quantized
 from rlx.quantiser.rules import TYPES, Rules
-from rlx.records import dataclass, field
+from rlx.records import dataclass
 
 __all__ = ["ALL_TYPES", "Wishes", "quantize"]
 
 ALL_TYPES = tuple(dict.fromkeys((*ONNX_TYPES, *TYPES)))
+STAGES = {"inputs": 0.5, "weights": 0.2, "outputs": 0.3}  # where inputs are given; see `rlx.progress`
 ENDINGS = {".gguf": "gguf", ".safetensors": "safetensors", ".onnx": "onnx"}
 
 
@@ -43,7 +45,6 @@ class Wishes:
     threads: int = 1
     dry_run: bool = False
     inputs: Any = None
-    progress: files.Progress = field(default=lambda what, done, total: None)
 
 
 @bounded("quantize", ModelFormatError)
@@ -65,7 +66,7 @@ def quantize(
     per_channel: bool = True,
     threads: int | None = None,
     dry_run: bool = False,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Watcher | None = None,
 ) -> Quantized:
     """Writes `source` with narrower weights to `target`: whole or not at all, and never over `source`.
 
@@ -86,8 +87,8 @@ def quantize(
     within) or mse (the least squared error). `keep` then also names nodes. Where `inputs` are given for an ONNX model,
     both models are run on them and the outputs compared.
 
-    `dry_run`, or a `target` of None, says what would be done. `progress` is called with the name of a tensor, the
-    bytes done and the bytes in all. Raises `OptionError`, `NameNotFound`, `ModelFormatError`.
+    `dry_run`, or a `target` of None, says what would be done. `progress` is called with `rlx.progress.Progress`.
+    Raises `OptionError`, `NameNotFound`, `ModelFormatError`.
     """
     if isinstance(source, Value):
         raise OptionError("rlx.quantize takes the path of a model file; the op is rlx.ops.quantize(x, scale, zero)")
@@ -106,29 +107,29 @@ def quantize(
         type, pairs, embeddings, output, () if activations else tuple(keep),
         known=ONNX_TYPES if made == "onnx" else TYPES,
     )  # fmt: skip
-    wishes = Wishes(
-        activations, ranges, percentile, per_channel, tuple(keep), run_threads(threads), dry, inputs,
-        progress or (lambda what, done, total: None),
-    )  # fmt: skip
+    wishes = Wishes(activations, ranges, percentile, per_channel, tuple(keep), run_threads(threads), dry, inputs)
     if made == "onnx":
         _check_onnx(rules, imatrix is not None, save_imatrix is not None)
-        from rlx.quantiser.onnx.model import quantize_onnx
+    else:
+        _check_measured(container, inputs, imatrix is not None, save_imatrix is not None)
+    with reporting(progress, {"weights": 1.0} if inputs is None else STAGES):
+        if made == "onnx":
+            from rlx.quantiser.onnx.model import quantize_onnx
 
-        return quantize_onnx(path, goal, rules, wishes)
-    _check_measured(container, inputs, imatrix is not None, save_imatrix is not None)
-    given: Mapping[str, Importance] = {}
-    if imatrix is not None:
-        given = imatrix if isinstance(imatrix, Mapping) else read_imatrix(imatrix)
-    elif inputs is not None and not dry:
-        given = _measured(path, wishes, save_imatrix)
-    return _quantize_weights(path, made, goal, rules, wishes, given)
+            return quantize_onnx(path, goal, rules, wishes)
+        given: Mapping[str, Importance] = {}
+        if imatrix is not None:
+            given = imatrix if isinstance(imatrix, Mapping) else read_imatrix(imatrix)
+        elif inputs is not None and not dry:
+            given = _measured(path, wishes, save_imatrix)
+        return _quantize_weights(path, made, goal, rules, wishes, given)
 
 
 def _measured(path: Path, wishes: Wishes, save_imatrix: str | os.PathLike[str] | None) -> Mapping[str, Importance]:
     from rlx.quantiser.importance import CHUNK, measured, tokens_of
 
     tokens = tokens_of(path, wishes.inputs)
-    found = measured(path, tokens, wishes.threads, lambda done, total: wishes.progress("importance", done, total))
+    found = measured(path, tokens, wishes.threads)
     if save_imatrix is not None:
         write_imatrix(save_imatrix, found, path.name, -(-len(tokens) // CHUNK))
     return found
@@ -141,7 +142,7 @@ def _quantize_weights(
     plan = files.plan_of(weights, rules, given)
     results, size = plan.tensors, 0
     if not wishes.dry_run:
-        size, results = files.write(plan, goal, rules.type, wishes.progress, wishes.threads)
+        size, results = files.write(plan, goal, rules.type, wishes.threads)
     notes = list(weights.remarks)
     twice = [t for t in results if t.before in ENCODINGS and t.after != t.before]
     if twice:

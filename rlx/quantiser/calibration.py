@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 import rlx
-from rlx.ir.graph import Array
+from rlx.quantiser.inputs import Inputs
 from rlx.quantiser.onnx.file import OnnxFile
 from rlx.quantiser.ranges import Seen
 
 __all__ = ["observe"]
 
 
-def observe(
-    file: OnnxFile,
-    values: Sequence[str],
-    inputs: Iterable[Mapping[str, Array]],
-    threads: int | None,
-    done: Callable[[int], None],
-) -> dict[str, Seen]:
+def observe(file: OnnxFile, values: Sequence[str], inputs: Inputs, threads: int | None) -> dict[str, Seen]:
     """A histogram for each value; of an input of the model, of what is given for it."""
     given_names = {v.name for v in file.model.graph.inputs}
     outputs = {v.name for v in file.model.graph.outputs}
     made = [name for name in values if name not in given_names and name not in outputs]
     model = rlx.load(file.content(made), device="cpu", threads=threads, cache=False)
     seen = {name: Seen(name) for name in values}
-    for number, given in enumerate(inputs):
+    for given in inputs.told("inputs"):
         found = {**given, **model(given)}
         for name, one in seen.items():
             one.add(np.asarray(found[name]))
-        done(number + 1)
     return seen

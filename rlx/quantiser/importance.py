@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rlx.models.tokenizer.loading import load as load_tokenizer
 from rlx.ops.contract import Gemm, MatMul
 from rlx.ops.elementwise import Cast
 from rlx.ops.layout import Reshape, Transpose
+from rlx.progress import report
 from rlx.quantiser.imatrix import Importance
 
 __all__ = ["CHUNK", "measured", "tokens_of"]
@@ -47,9 +48,7 @@ def tokens_of(path: Path, given: Any) -> list[int]:
     return tokens
 
 
-def measured(
-    path: Path, tokens: Sequence[int], threads: int | None, done: Callable[[int, int], None]
-) -> dict[str, Importance]:
+def measured(path: Path, tokens: Sequence[int], threads: int | None) -> dict[str, Importance]:
     """The importance by names of tensors; of the products of layers, not of the head, which few rows go through.
 
     Raises `ModelFormatError` for a file that is no language model, or tokens that it does not have.
@@ -70,7 +69,7 @@ def measured(
             more = Importance(np.array(squares, np.float32).reshape(1, -1), np.array([part.size], np.float32))
             old = sums.get(name)
             sums[name] = more if old is None else Importance(old.sums + more.sums, old.counts + more.counts)
-        done(min(start + CHUNK, len(tokens)), len(tokens))
+        report("inputs", (start + part.size) / len(tokens))
     return sums
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlx.errors import OptionError, no_such
 from rlx.ir.graph import Array
+from rlx.progress import report
 from rlx.runtime.archives import npy_array, open_archive, read_npy
 
 __all__ = ["Inputs", "sets_of"]
@@ -19,10 +20,11 @@ ENDINGS = (".npz", ".npy")
 
 
 class Inputs:
-    """Sets of arrays by the names of a model's inputs, read anew for each use."""
+    """Sets of arrays by the names of a model's inputs, read anew for each use; `count` of them, where that is known."""
 
-    def __init__(self, make: Callable[[], Iterable[Mapping[str, Array]]]) -> None:
+    def __init__(self, make: Callable[[], Iterable[Mapping[str, Array]]], count: int | None = None) -> None:
         self.make = make
+        self.count = count
 
     def __iter__(self) -> Iterator[Mapping[str, Array]]:
         empty = True
@@ -36,6 +38,12 @@ class Inputs:
         if empty:
             raise OptionError("inputs=: expected at least one set of inputs, got none")
 
+    def told(self, stage: str) -> Iterator[Mapping[str, Array]]:
+        """The sets; how many are used is reported as progress of a stage."""
+        for number, one in enumerate(self, 1):
+            yield one
+            report(stage, number / (self.count or number + 1), f"set {number}")
+
 
 def sets_of(given: Given, names: Sequence[str]) -> Inputs:
     """What a user gives as `inputs=`, for a model with inputs of these names.
@@ -46,16 +54,16 @@ def sets_of(given: Given, names: Sequence[str]) -> Inputs:
     if isinstance(given, str | os.PathLike):
         path = Path(given)
         files = _files(path)
-        return Inputs(lambda: (_of_file(file, names) for file in files))
+        return Inputs(lambda: (_of_file(file, names) for file in files), len(files))
     if isinstance(given, Mapping):
         one = _checked(given, names, "inputs=")
-        return Inputs(lambda: [one])
+        return Inputs(lambda: [one], 1)
     if callable(given):
         make = given
         return Inputs(lambda: (_checked(one, names, "inputs=") for one in make()))
     if isinstance(given, Iterable):
         kept = [_checked(one, names, "inputs=") for one in given]
-        return Inputs(lambda: kept)
+        return Inputs(lambda: kept, len(kept))
     raise OptionError(f"inputs=: expected a path, arrays by name, a list of these or a function, got {given!r:.60}")
 
 

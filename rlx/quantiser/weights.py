@@ -13,6 +13,7 @@ from rlx.importers.gguf import GgufFile, read_gguf_parts
 from rlx.importers.safetensors import read_safetensors, read_safetensors_index
 from rlx.importers.stored import Stored, gguf_tensors, safetensors_tensors
 from rlx.ir.graph import Array
+from rlx.progress import report
 from rlx.quantiser.imatrix import Importance
 from rlx.quantiser.report import TensorResult
 from rlx.quantiser.rows import Errors, converted_rows
@@ -23,7 +24,6 @@ from rlx.records import dataclass, field, replace
 
 __all__ = ["Plan", "Weights", "plan_of", "read_file", "write"]
 
-Progress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in all
 QUANTIZATION_VERSION = 2  # of GGUF's block formats
 
 
@@ -111,13 +111,13 @@ def plan_of(weights: Weights, rules: Rules, importance: Mapping[str, Importance]
     return Plan(weights, made, importance)
 
 
-def write(plan: Plan, target: Path, kind: str, progress: Progress, threads: int) -> tuple[int, list[TensorResult]]:
+def write(plan: Plan, target: Path, kind: str, threads: int) -> tuple[int, list[TensorResult]]:
     """Writes the file; its bytes, and the tensors with their errors."""
     done: list[TensorResult] = []
     weights = plan.weights
     tensors = {t.name: (t.shape, t.after) for t in plan.tensors}
     with ThreadPoolExecutor(max(1, threads)) as pool:
-        parts = _parts(plan, pool, progress, done)
+        parts = _parts(plan, pool, done)
         with saving(target, "quantize") as file:
             if weights.container == "gguf":
                 version = pair("general.quantization_version", Typed("u32", QUANTIZATION_VERSION))
@@ -130,12 +130,10 @@ def write(plan: Plan, target: Path, kind: str, progress: Progress, threads: int)
     return size, done
 
 
-def _parts(
-    plan: Plan, pool: ThreadPoolExecutor, progress: Progress, done: list[TensorResult]
-) -> Iterator[Iterator[Array]]:
+def _parts(plan: Plan, pool: ThreadPoolExecutor, done: list[TensorResult]) -> Iterator[Iterator[Array]]:
     finished = 0
     for planned in plan.tensors:
-        progress(planned.name, finished, plan.size)
+        report("weights", finished / max(plan.size, 1), planned.name)
         errors = Errors()
         one = plan.importance.get(planned.name)
         yield converted_rows(
@@ -150,7 +148,6 @@ def _parts(
         finished += planned.bytes_after
         rounded = planned.after != planned.before
         done.append(_with_errors(planned, errors if rounded else None))
-    progress("", plan.size, plan.size)
 
 
 def _with_errors(planned: TensorResult, errors: Errors | None) -> TensorResult:

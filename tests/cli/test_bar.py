@@ -18,9 +18,9 @@ SLOW = """
 import sys, time
 from rlx import progress
 tell = progress._Reporter.tell
-def slow(self, stage, fraction):
+def slow(self, stage, fraction, item=""):
     time.sleep({delay} if stage == "code" and self.fraction < 0.45 else 0)
-    tell(self, stage, fraction)
+    tell(self, stage, fraction, item)
 progress._Reporter.tell = slow
 from rlx.cli.main import cli
 cli({args!r}, prog_name="rlx")

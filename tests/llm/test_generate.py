@@ -17,6 +17,7 @@ from rlx.llm.model import LanguageModel
 from rlx.llm.options import GenerationKeywords
 from rlx.llm.stopping import Stopper
 from rlx.models.decoder import build_decoder
+from rlx.progress import Progress
 
 
 @pytest.fixture(scope="session")
@@ -141,7 +142,7 @@ def test_scores_are_log_probabilities(llm: LanguageModel, reference: Any) -> Non
 
 def test_windows_count_every_token_once(llm: LanguageModel) -> None:
     """Of a long text the tokens of a window have those before them that it holds, and none counts twice."""
-    ids, context, done = PROMPT * 8, llm.context, list[tuple[int, int]]()
+    ids, context, done = PROMPT * 8, llm.context, list[Progress]()
     for stride in (256, 100, 7 * 32):
         found, at = list[float](), 0
         while len(found) < len(ids) - 1:
@@ -150,9 +151,11 @@ def test_windows_count_every_token_once(llm: LanguageModel) -> None:
             found += scores[len(found) - at :]
             at += stride
         done.clear()
-        made = llm.perplexity(ids, stride=stride, progress=lambda *now: done.append(now))
+        made = llm.perplexity(ids, stride=stride, progress=done.append)
         assert made == pytest.approx(np.exp(-np.mean(found)), rel=1e-6)
-        assert done[-1] == (len(ids) - 1, len(ids) - 1)
+        assert {e.stage for e in done[:-1]} == {"tokens"}
+        assert [e.fraction for e in done] == sorted(e.fraction for e in done)
+        assert (done[0].fraction, str(done[-1])) == (0, "done 100%")
     assert llm.perplexity(ids) == llm.perplexity(ids, stride=256)
     with pytest.raises(OptionError, match="stride=257: expected 1 to the 256 tokens"):
         llm.perplexity(ids, stride=257)

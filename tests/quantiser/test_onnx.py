@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import rlx
 from rlx.errors import NameNotFound, OptionError, RlxError
 from rlx.ir.encodings import ENCODINGS
+from rlx.progress import Progress
 from rlx.quantiser.ranges import Grid, Seen, grid_of
 
 F = TensorProto.FLOAT
@@ -491,3 +492,16 @@ def test_tensors_of_other_files_within_nodes_are_refused(tmp_path: Path) -> None
     assert not made.tensors
     x = np.arange(128, dtype=np.float32).reshape(2, 64)
     np.testing.assert_array_equal(*(rlx.load(p)(x=x)["y"] for p in (path, tmp_path / "o.onnx")))
+
+
+def test_progress_names_sets_and_tensors(tmp_path: Path) -> None:
+    """Measured ranges, rounded weights, compared outputs; a function whose number of sets is not known tells too."""
+    source = small_net(tmp_path / "in.onnx")
+    for given in (pictures(), lambda: iter(pictures())):
+        events: list[Progress] = []
+        options: Any = {"activations": "u8", "inputs": given}
+        made = rlx.quantize(source, tmp_path / "o.onnx", "int8", progress=events.append, **options)
+        assert list(dict.fromkeys(e.stage for e in events)) == ["inputs", "weights", "outputs", "done"]
+        assert [e.fraction for e in events] == sorted(e.fraction for e in events)
+        assert {e.item for e in events if e.stage == "weights"} == {t.name for t in made.tensors}
+        assert [e.item for e in events if e.stage == "inputs"][1:] == [f"set {n}" for n in range(1, 5)]

@@ -18,6 +18,7 @@ from rlx.importers.gguf import read_gguf
 from rlx.importers.safetensors import read_safetensors
 from rlx.ir.encodings import ENCODINGS
 from rlx.models.tokenizer.loading import load as load_tokenizer
+from rlx.progress import Progress
 from rlx.quantiser.imatrix import Importance, read_imatrix, write_imatrix
 from rlx.quantiser.rules import BLOCKS, MIXES
 from rlx.quantiser.write_gguf import Typed, pair
@@ -339,6 +340,34 @@ def test_a_text_is_read_by_the_models_own_tokens(tmp_path: Path) -> None:
     for given, message in (([1, 10**6], "has .* tokens"), ("t.npz", "reads a .txt"), ([1], "two tokens"), (3, "list")):
         with pytest.raises(RlxError, match=message):
             rlx.quantize(path, tmp_path / "c.gguf", "q4_0", inputs=given)  # type: ignore[arg-type]
+    assert not (tmp_path / "c.gguf").exists()
+
+
+def test_progress_is_told_as_of_a_load(tmp_path: Path) -> None:
+    """One form of event: stages in order, fractions that never fall, once done; a load within is not told."""
+    case = CASES["llama"]
+    path = write_gguf(tmp_path / "in.gguf", case["config"], case["shapes"])
+    events: list[Progress] = []
+    made = rlx.quantize(path, tmp_path / "a.gguf", progress=events.append)
+    assert list(dict.fromkeys(e.stage for e in events)) == ["weights", "done"]
+    assert {e.item for e in events} <= {t.name for t in made.tensors} | {""}
+    assert len(events) > 5
+    assert [e.fraction for e in events] == sorted(e.fraction for e in events)
+    events.clear()
+    tokens = np.random.default_rng(0).integers(0, case["config"]["vocab_size"], 700).tolist()
+    rlx.quantize(path, tmp_path / "b.gguf", inputs=tokens, progress=events.append)
+    assert list(dict.fromkeys(e.stage for e in events)) == ["inputs", "weights", "done"]
+    assert [e.fraction for e in events] == sorted(e.fraction for e in events)
+    assert [e.fraction for e in events if e.fraction >= 1] == [1]
+    with pytest.raises(OptionError, match=r"progress=.*: expected a function"):
+        rlx.quantize(path, tmp_path / "c.gguf", progress=3)  # type: ignore[arg-type]
+
+    def stops(event: Progress) -> None:
+        if event.stage == "weights":
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        rlx.quantize(path, tmp_path / "c.gguf", progress=stops)
     assert not (tmp_path / "c.gguf").exists()
 
 

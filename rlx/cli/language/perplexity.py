@@ -11,7 +11,7 @@ import click
 
 from rlx.cli.language.options import loaded, loading_options
 from rlx.cli.options import json_option, model_argument
-from rlx.cli.show import print_json, progress
+from rlx.cli.show import loading, print_json
 from rlx.errors import OptionError
 
 __all__ = ["perplexity"]
@@ -36,8 +36,8 @@ def perplexity(model: Path, file: Path, stride: int | None, as_json: bool, **opt
     llm = loaded(model, options)
     ids = llm.tokenize(text)
     begun = time.perf_counter()
-    with progress("tokens", max(len(ids) - 1, 1)) as update:
-        found = llm.perplexity(ids, stride=stride, progress=lambda done, total: update(done))
+    with loading(f"reading {file.name}") as told:
+        found = llm.perplexity(ids, stride=stride, progress=told)
     seconds = time.perf_counter() - begun
     if as_json:
         given = {

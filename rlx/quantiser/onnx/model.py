@@ -55,7 +55,7 @@ def _static(file: OnnxFile, sets: Inputs, wishes: Wishes) -> tuple[list[TensorRe
     values = rounded_values(file, products)
     if wishes.dry_run:
         return _planned(file, products), len(values)
-    seen = observe(file, values, sets, wishes.threads, lambda n: wishes.progress(f"inputs {n}", n, 0))
+    seen = observe(file, values, sets, wishes.threads)
     shared = sharing(file, values)
     groups: dict[str, list[str]] = {}
     for value in values:

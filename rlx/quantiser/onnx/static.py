@@ -17,6 +17,7 @@ import numpy as np
 
 from rlx.errors import no_such
 from rlx.ir.graph import Array
+from rlx.progress import report
 from rlx.quantiser.onnx.file import OnnxFile
 from rlx.quantiser.ranges import Grid
 from rlx.quantiser.report import TensorResult
@@ -173,7 +174,8 @@ def round_products(
     made: dict[tuple[str, int], str] = {}
     scales: dict[str, Array] = {}
     results: list[TensorResult] = []
-    for product in products:
+    for number, product in enumerate(products):
+        report("weights", number / len(products), product.weight)
         grid, key = grids[product.data], (product.weight, product.axis)
         weight, bias = file.constant(product.weight), file.constant(product.bias) if product.bias else None
         assert weight is not None

@@ -17,6 +17,7 @@ from rlx.importers.onnx.tensor import TensorRef
 from rlx.ir.dtype import DTYPES
 from rlx.ir.encodings import ENCODINGS
 from rlx.ir.graph import Array
+from rlx.progress import report
 from rlx.quantiser.onnx.file import MICROSOFT, OnnxFile
 from rlx.quantiser.onnx.static import weight_scales
 from rlx.quantiser.report import TensorResult
@@ -148,7 +149,8 @@ def _bytes(after: str, dims: tuple[int, ...], role: _Role) -> int:
 def narrow_weights(file: OnnxFile, planned: Sequence[TensorResult]) -> list[TensorResult]:
     """Puts the new weights into the file; the tensors with their errors."""
     roles, done = _roles(file), []
-    for one in planned:
+    for number, one in enumerate(planned):
+        report("weights", number / len(planned), one.name)
         if one.after == one.before:
             done.append(one)
             continue
