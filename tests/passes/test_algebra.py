@@ -14,6 +14,7 @@ from rlx.ir.graph import Graph, Value
 from rlx.ops.layout import Full
 from rlx.passes.algebra import algebra
 from rlx.passes.dce import dce
+from rlx.passes.layout import layout
 from rlx.passes.match.patterns import is_positive, uniform
 
 RULES: list[tuple[str, Callable[[Value], Value], list[str]]] = [
@@ -196,10 +197,10 @@ def test_places_of_hostile_indices_are_found_soon_or_not_at_all() -> None:
     for _ in range(31):
         i = i + i
     g.output(o.gather_nd(x, i), "y")
-    algebra(g)
+    layout(g)
     g = Graph("far")
     ends = g.constant(np.array([[-(2**63)], [2**63 - 1]]))
     g.output(o.gather_nd(g.input("x", (4, 3)), ends * g.input("i", (2, 1), "i64")), "y")
-    algebra(g)
+    layout(g)
     rows = {"x": np.arange(12, dtype=np.float32).reshape(4, 3), "i": np.zeros((2, 1), np.int64)}
     np.testing.assert_array_equal(run_graph(g, rows)["y"], rows["x"][:1].repeat(2, 0))
