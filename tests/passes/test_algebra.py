@@ -14,6 +14,7 @@ from rlx.ir.graph import Graph, Value
 from rlx.ops.layout import Full
 from rlx.passes.algebra import algebra
 from rlx.passes.dce import dce
+from rlx.passes.layout import layout
 from rlx.passes.match.patterns import is_positive, uniform
 
 RULES: list[tuple[str, Callable[[Value], Value], list[str]]] = [
@@ -187,3 +188,19 @@ POSITIVE: list[tuple[str, Callable[[Graph], Value], bool]] = [
 @pytest.mark.parametrize("build, expected", [p[1:] for p in POSITIVE], ids=[p[0] for p in POSITIVE])
 def test_what_is_known_to_be_positive(build: Callable[[Graph], Value], expected: bool) -> None:
     assert is_positive(build(Graph())) is expected
+
+
+def test_places_of_hostile_indices_are_found_soon_or_not_at_all() -> None:
+    """Sums of a value with itself, one after the other, and constants whose differences leave 64 bits."""
+    g = Graph("sums")
+    x, i = g.input("x", (4, 3)), g.input("i", (2, 1), "i64")
+    for _ in range(31):
+        i = i + i
+    g.output(o.gather_nd(x, i), "y")
+    layout(g)
+    g = Graph("far")
+    ends = g.constant(np.array([[-(2**63)], [2**63 - 1]]))
+    g.output(o.gather_nd(g.input("x", (4, 3)), ends * g.input("i", (2, 1), "i64")), "y")
+    layout(g)
+    rows = {"x": np.arange(12, dtype=np.float32).reshape(4, 3), "i": np.zeros((2, 1), np.int64)}
+    np.testing.assert_array_equal(run_graph(g, rows)["y"], rows["x"][:1].repeat(2, 0))

@@ -13,6 +13,7 @@ from rlx.records import dataclass
 __all__ = ["Places", "are_coordinates_in_order", "are_in_order", "places"]
 
 LARGEST = 1 << 16  # elements of a constant that are looked at
+FARTHEST = 1 << 40  # its elements, either way: no sum of steps leaves 64 bits
 DEEPEST = 32  # nodes one after the other
 
 
@@ -64,8 +65,15 @@ def are_coordinates_in_order(value: Value, shape: Shape) -> bool:
     return all(n == 1 for n in grid[last + 1 :])
 
 
-def places(value: Value, depth: int = 0) -> Places | None:
-    """The form of a value of i64, None where it has none or that is not seen."""
+def places(value: Value, known: dict[Value, Places | None] | None = None, depth: int = 0) -> Places | None:
+    """The form of a value of i64, None where it has none or that is not seen; `known` are those met on the way."""
+    known = {} if known is None else known
+    if value not in known:
+        known[value] = _found(value, known, depth)
+    return known[value]
+
+
+def _found(value: Value, known: dict[Value, Places | None], depth: int) -> Places | None:
     if value.dtype.name != "i64" or depth > DEEPEST:
         return None
     if value.kind == "const" and value.data is not None:
@@ -78,7 +86,7 @@ def places(value: Value, depth: int = 0) -> Places | None:
             return _made(start, (step,), value.shape)
         case SizeOf(size=size):
             return Places(size, ())
-    found = [places(x, depth + 1) for x in node.inputs]
+    found = [places(x, known, depth + 1) for x in node.inputs]
     given = [x for x in found if x is not None]
     if len(given) < len(found) or not given:
         return None
@@ -132,7 +140,7 @@ def _reshaped(found: Places, before: Shape, after: Shape) -> Places | None:
 
 
 def _of_constant(data: Array) -> Places | None:
-    if not 0 < data.size <= LARGEST:
+    if not 0 < data.size <= LARGEST or not -FARTHEST < data.min() <= data.max() < FARTHEST:
         return None
     first = int(data.flat[0])
     steps = []
