@@ -47,7 +47,8 @@ def estimate_decoder(
 ) -> MemoryEstimate:
     """What it takes at the upper bounds of its sizes: `prefill` tokens of each sequence, and all rows of logits.
 
-    `decoder` is that of the shape, `again` makes those of others. Other contexts follow from one plan; other batches and formats of weights are forecasts.
+    `decoder` is that of the shape, `again` makes those of others. Other contexts follow from one plan; other batches
+    and formats of weights are forecasts.
     """
 
     @cache
