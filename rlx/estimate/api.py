@@ -64,9 +64,9 @@ def estimate(
     as in `rlx.load`; `context` (tokens), `batch` (sequences, the slots of `rlx.load_llm`), `kv_dtype` and `prefill`
     (tokens of a prompt at once) are for language models: GGUF files, and safetensors with their config.json. A decoder
     that `rlx.load_llm` takes is planned as there, with its defaults; of others there is a forecast.
-    `weights` are those that are in memory already, arrays by name. `overhead` gives the
-    device's own bytes; None: those measured once on this machine. Further keywords are those of `rlx.compile`. Raises `ShapeError` where a size has no bound, `OptionError`, and what reading
-    and compiling raise.
+    `weights` are those that are in memory already, arrays by name. `overhead` gives the device's own bytes; None: those
+    measured once on this machine. Further keywords are those of `rlx.compile`. Raises `ShapeError` where a size has no
+    bound, `OptionError`, and what reading and compiling raise.
     """
     chosen = CompileOptions(device=device).with_options({**options, "dims": dims})
     name = device_named(device)
