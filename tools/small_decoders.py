@@ -49,6 +49,7 @@ def write_safetensors(path: Path, arrays: dict[str, Any], code: str) -> None:
         header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
         at += array.nbytes
     text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # so that arrays are aligned
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(a.tobytes() for a in arrays.values()))
 
 

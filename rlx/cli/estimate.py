@@ -25,7 +25,7 @@ __all__ = ["estimate"]
 @budget_option("; exit status 1 if it takes more.")
 @click.option("--context", type=click.IntRange(min=1), help="Tokens of context of a language model.")
 @click.option("--batch", type=click.IntRange(min=1), help="Sequences at once of a language model. Default: 1.")
-@click.option("--kv-dtype", type=click.Choice(list(KV_DTYPES)), help="Type of the KV cache. Default: f16.")
+@click.option("--kv-dtype", type=click.Choice(list(KV_DTYPES)), help="Type of the KV cache. Default: f32.")
 @click.option("--threads", type=click.IntRange(min=1), help="Default: all that the machine grants.")
 @json_option
 def estimate(

@@ -5,16 +5,25 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rlx.backends import choose_backend, device_named
+from rlx.backends.base import CodeGenerator
 from rlx.backends.granted import run_threads
 from rlx.boundary import bounded
 from rlx.disk import MAGIC, is_artifact, path_of, read_regular
-from rlx.errors import CompileError, ModelFormatError, OptionError
+from rlx.errors import CompileError, DeviceUnavailable, ModelFormatError, OptionError
 from rlx.estimate.calibrate import Overhead, overhead_of
-from rlx.estimate.language import estimate_language_model, read_gguf_model, read_hf_model
+from rlx.estimate.language import (
+    LanguageModelFile,
+    Shape,
+    estimate_language_model,
+    read_gguf_model,
+    read_hf_model,
+    shape_of,
+)
 from rlx.estimate.memory import MemoryEstimate
 from rlx.importers.formats import is_onnx, kind_of_bytes
 from rlx.importers.sources import read_file
@@ -52,11 +61,12 @@ def estimate(
     `rlx.load` takes, with `example_inputs` and `dynamic_shapes` as there.
 
     Only headers are read, and of an ONNX file the ends of weights of one type and shape: equal ones count once. `dims`
-    as in `rlx.load`; `context` (tokens), `batch` (sequences), `kv_dtype` and `prefill` (tokens of a prompt at once) are
-    for language models: GGUF files, and safetensors with their config.json. `weights` are those that are in memory
-    already, arrays by name. `overhead` gives the device's own bytes; None: those measured once on this machine. Further
-    keywords are those of `rlx.compile`. Raises `ShapeError` where a size has no bound, `OptionError`, and what reading
-    and compiling raise.
+    as in `rlx.load`; `context` (tokens), `batch` (sequences, the slots of `rlx.load_llm`), `kv_dtype` and `prefill`
+    (tokens of a prompt at once) are for language models: GGUF files, and safetensors with their config.json. A decoder
+    that `rlx.load_llm` takes is planned as there, with its defaults; of others there is a forecast.
+    `weights` are those that are in memory already, arrays by name. `overhead` gives the device's own bytes; None: those
+    measured once on this machine. Further keywords are those of `rlx.compile`. Raises `ShapeError` where a size has no
+    bound, `OptionError`, and what reading and compiling raise.
     """
     chosen = CompileOptions(device=device).with_options({**options, "dims": dims})
     name = device_named(device)
@@ -85,8 +95,29 @@ def estimate(
     if weights is not None:
         raise OptionError(f"weights=: {path.name} is a language model, whose weights are shared by mapping its file")
     file = read_gguf_model(path) if ending == ".gguf" else read_hf_model(path)
-    threads = run_threads(chosen.threads)
-    return estimate_language_model(file, name, _overhead(overhead, name), threads=threads, **given)
+    shape = shape_of(file, **given)
+    return _language_model(path, file, shape, name, chosen, _overhead(overhead, name))
+
+
+def _language_model(
+    path: Path, file: LanguageModelFile, shape: Shape, device: str, options: CompileOptions, overhead: Overhead
+) -> MemoryEstimate:
+    """Of a decoder that load_llm takes its plan, of others a forecast that says why."""
+    why = "it has no program that writes text"
+    if file.architecture.causal:
+        from rlx.estimate.decoder import build_unread, estimate_decoder  # brings the ops, and the compiler
+
+        try:
+            decoder = build_unread(path, shape)
+            backend = choose_backend(device)
+        except (ModelFormatError, DeviceUnavailable) as error:
+            why = str(error)
+        else:
+            if isinstance(backend, CodeGenerator):
+                return estimate_decoder(file, shape, decoder, partial(build_unread, path), backend, options, overhead)
+            why = f"the device {device!r} plans memory by itself"
+    made = estimate_language_model(file, shape, device, overhead, threads=run_threads(options.threads))
+    return replace(made, notes=(*made.notes, f"no plan: {why}"))
 
 
 def _overhead(given: Overhead | int | None, device: str) -> Overhead:

@@ -16,14 +16,17 @@ from rlx.importers.folder import read_folder
 from rlx.importers.gguf import read_gguf_parts
 from rlx.ir.encoding import Encoding, encoding_named
 from rlx.ir.value import TensorType, stored_as
+from rlx.models.sizes import CONTEXT, PREFILL
 from rlx.records import dataclass, replace
 
-__all__ = ["KV_DTYPES", "LanguageModelFile", "Stored", "estimate_language_model", "read_gguf_model", "read_hf_model"]
+__all__ = [
+    "KV_DTYPES", "LanguageModelFile", "Shape", "Stored", "estimate_language_model", "read_gguf_model", "read_hf_model",
+    "shape_of",
+]  # fmt: skip
 
 KV_DTYPES = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "q8_0", "q4_0")
 NARROWER = ("q8_0", "q4_0")  # what weights could be quantised to
 _FORECAST = "a forecast, of the weights as stored, the KV cache, and the rest by rules; loading plans it exactly"
-PREFILL = 512  # tokens of a prompt that go through at once
 WORKSPACE = 1 << 20  # bytes a thread that no kernel's tiles exceed
 NODES_PER_LAYER, FUNCTIONS = 16, 48  # of a decoder after fusion: what code is counted by
 
@@ -86,20 +89,16 @@ class Shape:
     kv_dtype: str
 
 
-def estimate_language_model(
+def shape_of(
     file: LanguageModelFile,
-    device: str,
-    overhead: Overhead,
-    *,
     context: int | None = None,
     batch: int = 1,
-    kv_dtype: str = "f16",
+    kv_dtype: str = "f32",
     prefill: int = PREFILL,
-    threads: int = 1,
-) -> MemoryEstimate:
-    """What a language model takes with a cache of `context` tokens (default: those that it was made for).
+) -> Shape:
+    """The shape that is asked for, else that of `rlx.load_llm`: the context it was made for, of decoders 4,096 at most.
 
-    Weights are counted at their stored size and read where they lie in the mapped file. Raises `OptionError`.
+    Raises `OptionError`.
     """
     longest = file.architecture.context
     if context is None and longest is None:
@@ -109,7 +108,17 @@ def estimate_language_model(
             raise OptionError(f"{name}={value!r}: expected a number >= 1")
     if kv_dtype not in KV_DTYPES:
         raise OptionError(f"kv_dtype={kv_dtype!r}: expected one of {', '.join(KV_DTYPES)}")
-    shape = Shape(context or longest or 1, batch, prefill, kv_dtype)
+    usual = min(longest or 1, CONTEXT) if file.architecture.causal else longest
+    return Shape(context or usual or 1, batch, prefill, kv_dtype)
+
+
+def estimate_language_model(
+    file: LanguageModelFile, shape: Shape, device: str, overhead: Overhead, *, threads: int = 1
+) -> MemoryEstimate:
+    """A forecast of what a language model takes in that shape.
+
+    Weights are counted at their stored size and read where they lie in the mapped file.
+    """
     return _Model(file, device, overhead, threads, file.weight_bytes).at(shape)
 
 

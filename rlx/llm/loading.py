@@ -13,7 +13,7 @@ from rlx.boundary import bounded
 from rlx.disk import path_of
 from rlx.errors import CompileError, MemoryDeficit, ModelFormatError, OptionError
 from rlx.llm.model import LanguageModel
-from rlx.models.sizes import CONTEXT, KV_DTYPES, WANTED
+from rlx.models.sizes import KV_DTYPES, WANTED
 from rlx.records import replace
 from rlx.runtime.session import LoadKeywords, Session, kind_of
 
@@ -58,7 +58,7 @@ def load_llm(
     try:
         model = Session().load(path, **options)
     except MemoryDeficit as error:
-        raise _with_largest(error, path, context, kv_dtype) from None
+        raise _with_largest(error, path, context) from None
     except OptionError:
         from rlx.models.families import family_of
         from rlx.models.source import open_source
@@ -74,19 +74,18 @@ def load_llm(
     return made
 
 
-def _with_largest(
-    error: MemoryDeficit, path: str | os.PathLike[str], context: int | None, kv_dtype: str
-) -> MemoryDeficit:
+def _with_largest(error: MemoryDeficit, path: str | os.PathLike[str], context: int | None) -> MemoryDeficit:
     """The error in terms of what load_llm takes, with about the largest context that fits.
 
     For that the parts that may grow with it are scaled down, by more.
     """
     from rlx.estimate.admit import WAYS_OUT  # slow to import
-    from rlx.estimate.api import estimate
+    from rlx.estimate.language import read_gguf_model, read_hf_model, shape_of
     from rlx.estimate.memory import remedy_lines
 
-    found = estimate(path, context=context, kv_dtype=kv_dtype)
-    asked = found.dims["context"] if context is not None else min(found.dims["context"], CONTEXT)
+    _, kind = kind_of(path_of(path, "load_llm"))
+    file = read_gguf_model(path) if kind == ".gguf" else read_hf_model(path)
+    asked = shape_of(file, context).context
     growing = sum(error.parts.get(part, 0) for part in ("state", "activation", "workspace"))
     left = growing - error.missing_bytes
     largest = int(asked * left / growing * 0.9) if growing else 0

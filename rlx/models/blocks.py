@@ -126,10 +126,15 @@ class Blocks(ABC):
                 )
             if type.encoding.native:
                 return self.graph.param(name, shape, "f32", data=stored.read(), encoding=type.encoding)
+            if not self.source.decoded:
+                return self.graph.param(name, shape, "f32")
             return self.graph.param(name, data=type.encoding.decode(stored.read(), shape))
         if not type.dtype.is_float or type.dtype.bits < 16:
             raise ModelFormatError(f"{self.source.path}: tensor {name!r}: expected floats or blocks, got {type.dtype}")
-        return self.graph.param(name, data=np.require(stored.read(), requirements="A"))
+        data = stored.read()
+        if not self.source.decoded and not data.flags.aligned:
+            return self.graph.param(name, shape, type.dtype)
+        return self.graph.param(name, data=np.require(data, requirements="A"))
 
     def wide(self, value: Value) -> Value:
         """The numbers of a weight in f32."""

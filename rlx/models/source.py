@@ -74,7 +74,8 @@ class Facts:
 class Source:
     """A model's files: `architecture` as they call it, and `tensors` by the names that they have there.
 
-    `metadata` are the keys of a GGUF file, or the fields of a config.json.
+    `metadata` are the keys of a GGUF file, or the fields of a config.json. `decoded`: blocks that no kernel reads are
+    decoded into params, and what is not aligned is copied; else these params have no values: an estimate needs none.
     """
 
     path: str
@@ -83,6 +84,7 @@ class Source:
     facts: Facts
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Stored]
+    decoded: bool = True
 
     def array(self, name: str) -> Array | None:
         """A small tensor in f32, None where there is none of that name."""

@@ -1,0 +1,164 @@
+"""The estimate of a decoder that `rlx.load_llm` takes: its program is planned as loading plans it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import cache
+
+from rlx.backends.base import CodeGenerator
+from rlx.estimate.calibrate import Overhead
+from rlx.estimate.graph import estimate_graph
+from rlx.estimate.language import NARROWER, LanguageModelFile, Shape, kv_bytes
+from rlx.estimate.memory import Axis, MemoryEstimate
+from rlx.ir.encoding import encoding_named
+from rlx.ir.encodings import ENCODINGS
+from rlx.models.decoder import Decoder, build_decoder
+from rlx.models.sizes import KV_DTYPES
+from rlx.models.source import open_source
+from rlx.options import CompileOptions
+from rlx.records import dataclass, replace
+
+__all__ = ["Grown", "build_unread", "estimate_decoder"]
+
+STEPS = (1, 16, 64, 256, 512, 1024, 2048)  # tokens of a step whose peaks are told
+
+
+def build_unread(path: str | os.PathLike[str], shape: Shape) -> Decoder:
+    """The graph of its files, whose weights are not read. Raises `ModelFormatError` where load_llm does not take it."""
+    return build_decoder(
+        replace(open_source(path), decoded=False),
+        context=shape.context,
+        batch=shape.batch,
+        prefill=shape.prefill,
+        kv_dtype=shape.kv_dtype,
+        sampling=True,
+    )
+
+
+def estimate_decoder(
+    file: LanguageModelFile,
+    shape: Shape,
+    decoder: Decoder,
+    again: Callable[[Shape], Decoder],
+    backend: CodeGenerator,
+    options: CompileOptions,
+    overhead: Overhead,
+) -> MemoryEstimate:
+    """What it takes at the upper bounds of its sizes: `prefill` tokens of each sequence, and all rows of logits.
+
+    `decoder` is that of the shape, `again` makes those of others. Other contexts follow from one plan; other batches
+    and formats of weights are forecasts.
+    """
+
+    @cache
+    def plan(other: Shape) -> Grown:
+        graph = (decoder if other == shape else again(other)).graph
+        planned = estimate_graph(graph, backend, replace(options, dims=None), overhead)
+        return Grown(planned, other.context, other.batch)
+
+    made = _Planned(file, shape, plan, decoder.config.head_dim).at(shape)
+    return replace(made, bucket_peaks=_step_peaks(plan(shape).planned, shape))
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A planned decoder whose cache has room for `context` tokens of `batch` sequences, with that of another room.
+
+    The cache grows by the same bytes with each token. A run takes no more tokens than the cache has room for: below
+    that number the arena shrinks.
+    """
+
+    planned: MemoryEstimate
+    context: int
+    batch: int
+
+    def at(self, context: int) -> MemoryEstimate:
+        """The same with a cache of `context` tokens."""
+        made, tokens = self.planned, self.planned.axes.get("tokens")
+        if tokens is not None and context < tokens.current:
+            less = tokens.at(context)
+            parts = ("activation_bytes", "input_bytes", "output_bytes", "workspace_bytes")
+            made = replace(made, **{name: getattr(less, name) for name in parts}, axes=less.axes)
+        lengths = 8 * self.batch
+        return replace(made, state_bytes=lengths + (made.state_bytes - lengths) // self.context * context)
+
+    def largest(self, allowed: int) -> int:
+        """The largest context up to the planned one whose peak is at most that many bytes, 0 if none is."""
+        good, bad = 0, self.context + 1
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if self.at(middle).peak_bytes <= allowed:
+                good = middle
+            else:
+                bad = middle
+        return good
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A decoder in the terms of a language model: axes, choices and peaks of other shapes than the one asked for."""
+
+    file: LanguageModelFile
+    shape: Shape
+    plan: Callable[[Shape], Grown]
+    head_dim: int
+
+    def at(self, shape: Shape) -> MemoryEstimate:
+        """The estimate; of the shape asked for it is planned, of others it follows from that."""
+        file, arch, asked = self.file, self.file.architecture, self.shape
+        # a cache that is shorter than a step holds it back: with a longer one the arena grows
+        longer = asked if shape.context <= asked.context else replace(asked, context=max(asked.context, asked.prefill))
+        made = self.plan(longer).at(shape.context)
+        if shape.batch != asked.batch:
+            made = _scaled(made, asked.batch, shape.batch)
+        element = kv_bytes(1 << 10, shape.kv_dtype), kv_bytes(1 << 10, asked.kv_dtype)
+        lengths = 8 * shape.batch
+        state = lengths + (made.state_bytes - lengths) * element[0] // element[1]
+        beyond = arch.context is not None and shape.context > arch.context
+        made = replace(
+            made,
+            model=file.name,
+            state_bytes=state,
+            dims={"context": shape.context, "batch": shape.batch},
+            kv_dtype=shape.kv_dtype,
+            kv_bytes_per_token=(state - lengths) // (shape.batch * shape.context),
+            notes=(*((f"the model was made for {arch.context} tokens of context",) if beyond else ()), *made.notes),
+        )
+        longest = max(arch.context or 0, shape.context)
+        return replace(
+            made,
+            axes={
+                "context": Axis(1, longest, 1, shape.context, lambda n: self.at(replace(shape, context=n))),
+                "batch": Axis(1, None, 1, shape.batch, lambda n: self.at(replace(shape, batch=n))),
+            },
+            choices=lambda: self.choices(made, shape),
+        )
+
+    def choices(self, made: MemoryEstimate, shape: Shape) -> Iterable[tuple[str, MemoryEstimate]]:
+        """Other types of cache and weights."""
+        for name in KV_DTYPES:
+            if name not in ENCODINGS or self.head_dim % ENCODINGS[name].block == 0:
+                yield f"kv_dtype {name!r}", self.at(replace(shape, kv_dtype=name))
+        for name in NARROWER:
+            less = sum(t.nbytes - t.quantised(encoding_named(name)) for t in self.file.tensors)
+            yield f"weights quantised to {name}", replace(made, weight_bytes=max(0, made.weight_bytes - less))
+
+
+def _scaled(made: MemoryEstimate, before: int, batch: int) -> MemoryEstimate:
+    """A forecast for another number of sequences: what they take grows with it."""
+    parts = ("activation", "input", "output", "state", "workspace")
+    sizes = {f"{part}_bytes": -(-getattr(made, f"{part}_bytes") * batch // before) for part in parts}
+    certainty = {**made.certainty, **dict.fromkeys(set(parts) - {"state"}, "forecast")}
+    return replace(made, **sizes, certainty=certainty, axes={})
+
+
+def _step_peaks(planned: MemoryEstimate, shape: Shape) -> dict[int, int]:
+    """The running peak where steps have that many tokens of each sequence, and one row of logits is asked for each."""
+    rows = planned.axes.get("rows")
+    one = rows.at(shape.batch) if rows is not None else planned
+    tokens = one.axes.get("tokens")
+    if tokens is None:
+        return {}
+    steps = (*(n for n in STEPS if n < tokens.current), tokens.current)
+    return {n: tokens.at(n).running_peak_bytes for n in steps}
