@@ -22,6 +22,7 @@ from rlx.ops.gradients.engine import open_frame, pull, push
 from rlx.trace.control import opened, value_of
 from rlx.trace.jit import jit
 from rlx.trace.tree import differs_at, fill, leaves_of
+from rlx.transform import attention as _attention  # noqa: F401 - the rule of attention
 from rlx.transform import control as _control  # noqa: F401 - the rules of control flow
 from rlx.transform import recurrent as _recurrent  # noqa: F401 - those of recurrent layers
 from rlx.transform.graphs import grad_of_graph

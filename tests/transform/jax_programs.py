@@ -81,48 +81,53 @@ def lax() -> Any:
 # ---- element by element
 
 UNARY: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "abs": (lambda x: o.abs(x), lambda x: jax_numpy().abs(x)),
+    "abs": (o.abs, lambda x: jax_numpy().abs(x)),
     "acos": (lambda x: o.acos(o.tanh(x) * 0.9), lambda x: jax_numpy().arccos(jax_numpy().tanh(x) * 0.9)),
-    "acosh": (lambda x: o.acosh(o.exp(o.sin(x)) + 1.5), lambda x: jax_numpy().arccosh(jax_numpy().exp(jax_numpy().sin(x)) + 1.5)),
+    "acosh": (
+        lambda x: o.acosh(o.exp(o.sin(x)) + 1.5),
+        lambda x: jax_numpy().arccosh(jax_numpy().exp(jax_numpy().sin(x)) + 1.5)),
     "asin": (lambda x: o.asin(o.tanh(x) * 0.9), lambda x: jax_numpy().arcsin(jax_numpy().tanh(x) * 0.9)),
-    "asinh": (lambda x: o.asinh(x), lambda x: jax_numpy().arcsinh(x)),
-    "atan": (lambda x: o.atan(x), lambda x: jax_numpy().arctan(x)),
+    "asinh": (o.asinh, lambda x: jax_numpy().arcsinh(x)),
+    "atan": (o.atan, lambda x: jax_numpy().arctan(x)),
     "atanh": (lambda x: o.atanh(o.tanh(x) * 0.9), lambda x: jax_numpy().arctanh(jax_numpy().tanh(x) * 0.9)),
     "ceil": (lambda x: o.ceil(x) * x, lambda x: jax_numpy().ceil(x) * x),
     "celu": (lambda x: o.celu(x, alpha=1.5), lambda x: jnn().celu(x, 1.5)),
     "clip": (lambda x: o.clip(x, lo=-0.55, hi=0.75), lambda x: jax_numpy().clip(x, -0.55, 0.75)),
-    "cos": (lambda x: o.cos(x), lambda x: jax_numpy().cos(x)),
+    "cos": (o.cos, lambda x: jax_numpy().cos(x)),
     "cosh": (lambda x: o.cosh(o.sin(x)), lambda x: jax_numpy().cosh(jax_numpy().sin(x))),
     "elu": (lambda x: o.elu(x, alpha=0.7), lambda x: jnn().elu(x, 0.7)),
-    "erf": (lambda x: o.erf(x), lambda x: lax().erf(x)),
+    "erf": (o.erf, lambda x: lax().erf(x)),
     "exp": (lambda x: o.exp(o.sin(x)), lambda x: jax_numpy().exp(jax_numpy().sin(x))),
     "floor": (lambda x: o.floor(x) + x, lambda x: jax_numpy().floor(x) + x),
-    "gelu": (lambda x: o.gelu(x), lambda x: jnn().gelu(x, approximate=False)),
+    "gelu": (o.gelu, lambda x: jnn().gelu(x, approximate=False)),
     "gelu_tanh": (lambda x: o.gelu(x, approximate="tanh"), lambda x: jnn().gelu(x, approximate=True)),
     "hard_sigmoid": (lambda x: o.hard_sigmoid(x, alpha=1 / 6), lambda x: jnn().hard_sigmoid(x)),
-    "hard_swish": (lambda x: o.hard_swish(x), lambda x: jnn().hard_swish(x)),
-    "identity": (lambda x: o.identity(x), lambda x: x),
+    "hard_swish": (o.hard_swish, lambda x: jnn().hard_swish(x)),
+    "identity": (o.identity, lambda x: x),
     "leaky_relu": (lambda x: o.leaky_relu(x, alpha=0.2), lambda x: jnn().leaky_relu(x, 0.2)),
     "log": (lambda x: o.log(x * x + 0.5), lambda x: jax_numpy().log(x * x + 0.5)),
-    "mish": (lambda x: o.mish(x), lambda x: jnn().mish(x)),
-    "neg": (lambda x: o.neg(x), lambda x: -x),
+    "mish": (o.mish, lambda x: jnn().mish(x)),
+    "neg": (o.neg, lambda x: -x),
     "reciprocal": (lambda x: o.reciprocal(x * x + 1), lambda x: 1 / (x * x + 1)),
-    "relu": (lambda x: o.relu(x), lambda x: jnn().relu(x)),
+    "relu": (o.relu, lambda x: jnn().relu(x)),
     "round": (lambda x: o.round(x) + x, lambda x: jax_numpy().round(x) + x),
     "rsqrt": (lambda x: o.rsqrt(x * x + 0.3), lambda x: lax().rsqrt(x * x + 0.3)),
     "selu": (lambda x: o.selu(x, alpha=1.6732632423543772, gamma=1.0507009873554805), lambda x: jnn().selu(x)),
-    "sigmoid": (lambda x: o.sigmoid(x), lambda x: jnn().sigmoid(x)),
+    "sigmoid": (o.sigmoid, lambda x: jnn().sigmoid(x)),
     "sign": (lambda x: o.sign(x) * x, lambda x: jax_numpy().sign(x) * x),
-    "silu": (lambda x: o.silu(x), lambda x: jnn().silu(x)),
-    "sin": (lambda x: o.sin(x), lambda x: jax_numpy().sin(x)),
+    "silu": (o.silu, lambda x: jnn().silu(x)),
+    "sin": (o.sin, lambda x: jax_numpy().sin(x)),
     "sinh": (lambda x: o.sinh(o.sin(x)), lambda x: jax_numpy().sinh(jax_numpy().sin(x))),
-    "softplus": (lambda x: o.softplus(x), lambda x: jnn().softplus(x)),
-    "softsign": (lambda x: o.softsign(x), lambda x: jnn().soft_sign(x)),
+    "softplus": (o.softplus, lambda x: jnn().softplus(x)),
+    "softsign": (o.softsign, lambda x: jnn().soft_sign(x)),
     "sqrt": (lambda x: o.sqrt(x * x + 0.2), lambda x: jax_numpy().sqrt(x * x + 0.2)),
     "stop_gradient": (lambda x: o.stop_gradient(x) * x, lambda x: lax().stop_gradient(x) * x),
     "tan": (lambda x: o.tan(o.sin(x)), lambda x: jax_numpy().tan(jax_numpy().sin(x))),
-    "tanh": (lambda x: o.tanh(x), lambda x: jax_numpy().tanh(x)),
-    "shrink": (lambda x: o.shrink(x, lambd=0.4, bias=0.1), lambda x: jax_numpy().where(x < -0.4, x + 0.1, jax_numpy().where(x > 0.4, x - 0.1, 0.0))),
+    "tanh": (o.tanh, lambda x: jax_numpy().tanh(x)),
+    "shrink": (
+        lambda x: o.shrink(x, lambd=0.4, bias=0.1),
+        lambda x: jax_numpy().where(x < -0.4, x + 0.1, jax_numpy().where(x > 0.4, x - 0.1, 0.0)),
+    ),
     "thresholded_relu": (lambda x: o.thresholded_relu(x, alpha=0.3), lambda x: jax_numpy().where(x > 0.3, x, 0.0)),
     "cast": (lambda x: o.cast(x, to=x.dtype) * 2, lambda x: x * 2),
     "hardmax": (lambda x: o.hardmax(x) + x, lambda x: jnn().one_hot(jax_numpy().argmax(x, -1), x.shape[-1]) + x),
@@ -230,7 +235,10 @@ def _conv(kind: str, x: Any, w: Any, stride: int, dilation: int, pad: int, taps:
 
 piece(
     "conv", 1, lambda x, w, v, **a: _conv("ours", x[0], w, **a), lambda x, w, v, **a: _conv("theirs", x[0], w, **a),
-    lambda rng, m: {"stride": int(rng.integers(1, 4)), "dilation": int(rng.integers(1, 3)), "pad": int(rng.integers(1, 3)), "taps": int(rng.integers(1, 4)), "grouped": bool(rng.integers(2))},
+    lambda rng, m: {
+        "stride": int(rng.integers(1, 4)), "dilation": int(rng.integers(1, 3)), "pad": int(rng.integers(1, 3)),
+        "taps": int(rng.integers(1, 4)), "grouped": bool(rng.integers(2)),
+    },
 )  # fmt: skip
 
 
@@ -265,7 +273,8 @@ def _conv_transpose(kind: str, x: Any, w: Any, stride: int) -> Any:
 
 
 piece(
-    "conv_transpose", 1, lambda x, w, v, **a: _conv_transpose("ours", x[0], w, **a), lambda x, w, v, **a: _conv_transpose("theirs", x[0], w, **a),
+    "conv_transpose", 1, lambda x, w, v, **a: _conv_transpose("ours", x[0], w, **a),
+    lambda x, w, v, **a: _conv_transpose("theirs", x[0], w, **a),
     lambda rng, m: {"stride": int(rng.integers(1, 3))},
 )  # fmt: skip
 
@@ -287,7 +296,8 @@ def _attention(kind: str, q: Any, k: Any, v: Any, w: Any, causal: bool) -> Any:
 
 
 piece(
-    "attention", 3, lambda x, w, v, **a: _attention("ours", *x, w, **a), lambda x, w, v, **a: _attention("theirs", *x, w, **a),
+    "attention", 3, lambda x, w, v, **a: _attention("ours", *x, w, **a),
+    lambda x, w, v, **a: _attention("theirs", *x, w, **a),
     lambda rng, m: {"causal": bool(rng.integers(2))},
 )  # fmt: skip
 
@@ -385,9 +395,7 @@ piece(
     "mean_variance",
     1,
     lambda x, w, v: o.mean_variance_normalization(o.concat(x[0], x[0] * x[0] + v, axis=1), axes=(1,))[:, : w.shape[0]],
-    lambda x, w, v: (lambda z: (z - z.mean(1, keepdims=True)) / (z.std(1, keepdims=True) + 1e-9))(
-        jax_numpy().concatenate([x[0], x[0] ** 2 + v], 1)
-    )[:, : w.shape[0]],
+    lambda x, w, v: _standard(jax_numpy().concatenate([x[0], x[0] ** 2 + v], 1), 1, 0.0)[:, : w.shape[0]],
 )
 
 # ---- reductions
@@ -404,11 +412,14 @@ REDUCTIONS: dict[str, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
     "reduce_log_sum_exp": (lambda x: x, lambda x, a: jnn().logsumexp(x, a, keepdims=True)),
     "reduce_sum_square": (lambda x: x, lambda x, a: (x * x).sum(a, keepdims=True)),
 }
+FUNCTIONS: dict[str, Any] = {
+    name: getattr(o, name) for name in (*REDUCTIONS, "global_average_pool", "global_max_pool", "global_lp_pool")
+}
 AXES = ((0,), (1,), (-1,), (0, 1), (-2,))
 for _name, (_before, _reduced) in REDUCTIONS.items():
     piece(
         _name, 1,
-        lambda x, w, v, axes, f=getattr(o, _name), b=_before: x[0] * 0.5 + o.tanh(f(b(x[0]), axes=axes)),
+        lambda x, w, v, axes, f=FUNCTIONS[_name], b=_before: x[0] * 0.5 + o.tanh(f(b(x[0]), axes=axes)),
         lambda x, w, v, axes, f=_reduced: x[0] * 0.5 + jax_numpy().tanh(f(x[0], axes)),
         lambda rng, m: {"axes": AXES[rng.integers(len(AXES))]},
     )  # fmt: skip
@@ -493,7 +504,7 @@ piece(
 piece(
     "split",
     1,
-    lambda x, w, v, k: (lambda p: o.concat(p[1], p[0], axis=1))(o.split(x[0], axis=1, sizes=(k, w.shape[0] - k))),
+    lambda x, w, v, k: o.concat(*o.split(x[0], axis=1, sizes=(k, w.shape[0] - k))[::-1], axis=1),
     lambda x, w, v, k: jax_numpy().roll(x[0], -k, 1),
     _rotated,
 )
@@ -677,7 +688,7 @@ GLOBAL = {
 for _name, _theirs in GLOBAL.items():
     piece(
         _name, 1,
-        lambda x, w, v, f=getattr(o, _name): x[0] * f((x[0] + v * 0.1).reshape((-1, 1, w.shape[0]))).reshape((-1, 1)),
+        lambda x, w, v, f=FUNCTIONS[_name]: x[0] * f((x[0] + v * 0.1).reshape((-1, 1, w.shape[0]))).reshape((-1, 1)),
         lambda x, w, v, f=_theirs: x[0] * f(x[0] + v * 0.1)[:, None],
     )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """How ops are differentiated: rules, attached to the classes of the ops by family, and what applies them.
 
 Loaded when something is differentiated for the first time. `attach` has what rules are written with. Convolutions are
-in `products`, `windows` has pools only; recurrent layers are in `rlx.transform.recurrent`, control flow is in
+in `products`, `windows` has pools only; recurrent layers are in `rlx.transform.recurrent`, attention in
+`rlx.transform.attention`, control flow is in
 `rlx.transform.control`. An op that is in none of these files is differentiated by its `decompose`, or not at all.
 """
 
@@ -17,6 +18,7 @@ from rlx.ops.gradients import (
     products,
     reductions,
     resampling,
+    sampling,
     windows,
 )
 
@@ -30,5 +32,6 @@ __all__ = [
     "products",
     "reductions",
     "resampling",
+    "sampling",
     "windows",
 ]

@@ -10,7 +10,7 @@ from rlx.ir.shape import exact_div, numel
 from rlx.ops import channel_norm as c
 from rlx.ops import normalize as n
 from rlx.ops.base import apply
-from rlx.ops.gradients.attach import formula, jvp, narrowed, reshaped, vjp, wide
+from rlx.ops.gradients.attach import formula, jvp, narrowed, reshaped, summed_to, vjp, wide
 from rlx.ops.layout import Pad, Slice
 from rlx.ops.reduction import ReduceMean, ReduceSum
 
@@ -58,10 +58,32 @@ def _layer_norm(op: n.LayerNorm, x: Value, scale: Value, bias: Value | None = No
     return narrowed(y if bias is None else y + wide(bias), x)
 
 
+@vjp(n.LayerNorm)
+def _layer_norm_vjp(op: n.LayerNorm, inputs: Any, outputs: Any, cotangents: Any) -> Any:
+    """With y the normal form and g the cotangent times scale: r (g - mean(g) - y mean(g y)), r = 1 / deviation."""
+    x, scale = inputs[:2]
+    v, ct, axes = wide(x), wide(cotangents[0]), tuple(range(op.axis % x.rank, x.rank))
+    centred = v - _mean(v, axes)
+    r = ops.rsqrt(_mean(centred * centred, axes) + op.epsilon)
+    y, g = centred * r, ct * wide(scale)
+    made = [(g - _mean(g, axes) - y * _mean(g * y, axes)) * r, summed_to(ct * y, scale.shape)]
+    return [narrowed(d, x) for d in [*made, *(summed_to(ct, bias.shape) for bias in inputs[2:])]]
+
+
 @formula(n.RmsNorm)
 def _rms_norm(op: n.RmsNorm, x: Value, scale: Value) -> Value:
     v, axes = wide(x), tuple(range(op.axis % x.rank, x.rank))
     return narrowed(v * ops.rsqrt(_mean(v * v, axes) + op.epsilon) * wide(scale), x)
+
+
+@vjp(n.RmsNorm)
+def _rms_norm_vjp(op: n.RmsNorm, inputs: Any, outputs: Any, cotangents: Any) -> Any:
+    """r (g - y mean(g y)), as for `LayerNorm`."""
+    x, scale = inputs
+    v, ct, axes = wide(x), wide(cotangents[0]), tuple(range(op.axis % x.rank, x.rank))
+    r = ops.rsqrt(_mean(v * v, axes) + op.epsilon)
+    y, g = v * r, ct * wide(scale)
+    return [narrowed(d, x) for d in ((g - y * _mean(g * y, axes)) * r, summed_to(ct * y, scale.shape))]
 
 
 def _column(p: Value, like: Value) -> Value:

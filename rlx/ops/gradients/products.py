@@ -112,7 +112,7 @@ def _conv_weight(op: Conv, inputs: Any, ct: Value) -> Value:
 def _is_convolution(op: Conv, x: Value, w: Value, ct: Value) -> bool:
     """Whether the gradient of the weight is better one convolution than a product for each tap.
 
-    Its window has the size of the images. By measurement (see docs/performance-notes.md) that pays for windows in groups
+    Its window has the size of the images. By measurement (docs/performance-notes.md) that pays for windows in groups
     and few channels, and for steps of 1 over images that are not small; of many taps it is the only way.
     """
     sizes = (*x.shape, *w.shape, *ct.shape)
