@@ -27,7 +27,7 @@ Kind = type[RlxError]
 MARK = "__bounded__"  # an attribute of the functions that are bounded, for tests
 DEFERRED = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR of a code's flags
 SPECIAL = {"__init__", "__call__", "__getitem__", "__contains__", "__iter__", "__len__", "__str__"}
-DECORATORS = {"contextlib", "functools", "rlx.boundary"}  # modules of which a call may pass the frames
+DECORATORS = {"contextlib", "functools", "rlx.boundary", "rlx.progress"}  # modules of which a call may pass the frames
 OURS = frozenset({"rlx", "click", "numpy", "ml_dtypes", "llvmlite", "platformdirs", "psutil", "jax", "jaxlib", "mlx"})
 
 

@@ -61,7 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     "importers": {"ir", "ops"},
     "compiler": COMPILER_PARTS,
     "cost": COMPILER_PARTS | {"compiler"},
-    "estimate": COMPILER_PARTS | {"compiler", "importers"},
+    "estimate": COMPILER_PARTS | {"compiler", "importers", "models"},
     "runtime": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate"},
     "models": {"ir", "ops", "numpy", "importers"},
     "llm": {"ir", "models", "runtime", "estimate"},

@@ -83,17 +83,6 @@ class Grown:
         lengths = 8 * self.batch
         return replace(made, state_bytes=lengths + (made.state_bytes - lengths) // self.context * context)
 
-    def largest(self, allowed: int) -> int:
-        """The largest context up to the planned one whose peak is at most that many bytes, 0 if none is."""
-        good, bad = 0, self.context + 1
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            if self.at(middle).peak_bytes <= allowed:
-                good = middle
-            else:
-                bad = middle
-        return good
-
 
 @dataclass(frozen=True)
 class _Planned:

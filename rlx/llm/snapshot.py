@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.disk import open_regular
 from rlx.errors import BusyError, ModelFormatError, OptionError
 from rlx.ir.graph import Array
 from rlx.llm.choosing import Chooser
@@ -158,7 +159,7 @@ def _identity(path: Path) -> str:
     for file in files:
         size = file.stat().st_size
         sha.update(size.to_bytes(8, "little"))
-        with file.open("rb") as opened:
+        with open(open_regular(file), "rb") as opened:
             sha.update(opened.read(ENDS))
             opened.seek(max(size - ENDS, 0))
             sha.update(opened.read(ENDS))

@@ -65,6 +65,11 @@ class _Model:
 
     def tensors(self) -> tuple[dict[str, Stored], dict[str, Callable[[Array], Array]]]:
         """The tensors by their new names, and what is to be done with some of them."""
+        if self.family.mixture:
+            raise ModelFormatError(
+                f"{self.source.path}: a mixture of experts can't be written as GGUF, where experts lie in one tensor; "
+                "name a target that ends in .safetensors, or convert it by llama.cpp's tool"
+            )
         rules = [
             (re.compile(re.escape(theirs).replace(r"\{\}", r"(\d+)") + r"\.(weight|bias)"), ours, name)
             for name, (ours, theirs) in self.family.names.items()

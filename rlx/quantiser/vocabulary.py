@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from rlx.disk import read_regular
 from rlx.errors import RlxError
 from rlx.models.tokenizer.folder import tokenizer_of_folder
 from rlx.models.tokenizer.gguf import tokenizer_of_metadata
@@ -39,7 +40,7 @@ def vocabulary_of(folder: Path, size: int) -> tuple[dict[str, Typed], list[str]]
         return {}, [f"no tokenizer is written: {folder} has no tokenizer.json"]
     try:
         theirs = tokenizer_of_folder(folder)
-        recipe = json.loads((folder / "tokenizer.json").read_bytes())
+        recipe = json.loads(read_regular(folder / "tokenizer.json"))
         made = _metadata(theirs, recipe, size)
         ours = tokenizer_of_metadata({key: value.value for key, value in made.items()}, str(folder))
     except (RlxError, _Unknown) as error:

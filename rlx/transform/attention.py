@@ -35,7 +35,8 @@ def _blocks(inputs: Any) -> int:
     if not all(isinstance(size, int) for size in (*q.shape, *k.shape)):
         return 1
     scores = int(numel(q.shape[:3]) * k.shape[2]) * max(q.dtype.bits, 32) // 8
-    return max(1, min(-(-scores // BLOCK), q.shape[2]))
+    blocks: int = max(1, min(-(-scores // BLOCK), q.shape[2]))
+    return blocks
 
 
 def _pulled(op: Attention, inputs: list[Value], ct: Value) -> list[Value | None]:

@@ -10,9 +10,8 @@ import onnx
 import onnx_node_tests
 import pytest
 
-from rlx.backends.reference import run_graph
+import rlx
 from rlx.errors import ExecutionError, RlxError, ShapeError, UnsupportedOp
-from rlx.importers.onnx import load
 
 CASES = {case.name: case for case in onnx_node_tests.cases()}
 
@@ -33,7 +32,7 @@ def _run_dynamic(model: onnx.ModelProto, given: Sequence[Any]) -> list[Any]:
         for d, size in enumerate(info.type.tensor_type.shape.dim):
             if size.dim_value > 1:  # a size of 1 may broadcast, which is told at import
                 size.dim_param = f"{info.name}_{d}"
-    return list(run_graph(load(made.SerializeToString()), feed).values())
+    return list(rlx.load(made.SerializeToString(), device="reference").run(feed))
 
 
 @pytest.mark.sample(200)

@@ -18,6 +18,7 @@ from rlx.models.decoder import build_decoder
 DECODERS = Path(__file__).parents[1] / "decoders"
 CASES: dict[str, dict[str, Any]] = json.loads((DECODERS / "configs.json").read_text())
 REFUSED = "gemma2-scalar"
+MIXTURES = [name for name, case in CASES.items() if "moe" in name or "mixtral" in name]
 SHOWN = [0, 5, 31, TOKENS - 1]  # the places whose logits are stored
 
 
@@ -43,7 +44,7 @@ def test_the_logits_stay(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits_of(tmp_path / "m.gguf", ids), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != REFUSED])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in (REFUSED, *MIXTURES)])
 def test_metadata_is_that_of_the_converter(name: str, tmp_path: Path) -> None:
     """What llama.cpp's own package writes for these models is there, with equal values; so are all tensors."""
     case = CASES[name]
@@ -59,6 +60,15 @@ def test_metadata_is_that_of_the_converter(name: str, tmp_path: Path) -> None:
     for tensor in theirs.tensors:
         a, b = (f.raw(tensor).view(np.float32) for f in (ours, theirs))
         np.testing.assert_allclose(a, b, rtol=1e-5, err_msg=tensor)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_are_refused(name: str, tmp_path: Path) -> None:
+    """A GGUF file has the experts of a layer in one tensor; nothing joins them yet."""
+    folder = write_folder(tmp_path / "m", CASES[name]["config"], CASES[name]["shapes"])
+    with pytest.raises(ModelFormatError, match="mixture of experts"):
+        rlx.quantize(folder, tmp_path / "m.gguf", "q8_0")
+    assert not (tmp_path / "m.gguf").exists()
 
 
 def test_what_metadata_can_not_say_is_refused(tmp_path: Path) -> None:

@@ -454,7 +454,7 @@ def test_files_are_opened_in_one_way() -> None:
     calls = re.compile("|".join((*opened, r"\.read_(?:bytes|text)\(")))
     found = {p.relative_to(ROOT).as_posix(): calls.findall(p.read_text()) for p in (ROOT / "rlx").rglob("*.py")}
     of_system = ("estimate/resident", "estimate/system", "backends/base", "backends/granted", "backends/cpu/jit/cpuid")
-    of_packages = ("backends/cpu/jit/compile", "demo/__init__")
+    of_packages = ("backends/cpu/jit/compile", "backends/cuda/text/kernels", "demo/__init__")
     allowed = {f"rlx/{name}.py" for name in (*of_system, *of_packages, "disk", "models/chat/child")}
     assert {path for path, calls in found.items() if calls} == allowed
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from rlx.cli.show import visible
+from rlx.disk import read_regular
 from rlx.errors import OptionError
 from rlx.llm.conversation import Conversation
 from rlx.llm.options import DRAWN
@@ -119,7 +120,7 @@ def _save(talk: Conversation, rest: str) -> None:
 
 def _load(talk: Conversation, rest: str) -> None:
     try:
-        found = json.loads(Path(rest).read_text(encoding="utf-8"))
+        found = json.loads(read_regular(rest))
     except ValueError as error:
         raise OptionError(f"/load: {rest} is no JSON: {error}") from None
     talk.resume(found)

@@ -13,6 +13,7 @@ import numpy as np
 from rlx.cli.language.options import running_options
 from rlx.cli.options import json_option, model_argument
 from rlx.cli.show import loading, print_json, working
+from rlx.disk import saving
 from rlx.llm.embedder import load_embedder
 
 __all__ = ["embed"]
@@ -45,7 +46,7 @@ def embed(
     with working("embedding"):
         vectors = embedder.embed(given, prompt=prompt, truncate=truncate)
     if output is not None:
-        with output.open("wb") as file:
+        with saving(output, "--output") as file:
             np.save(file, vectors)
     if as_json:
         shown = {"output": str(output)} if output is not None else {"embeddings": vectors.tolist()}

@@ -12,6 +12,7 @@ import click
 from rlx.cli.language.options import loaded, loading_options
 from rlx.cli.options import json_option, model_argument
 from rlx.cli.show import loading, print_json
+from rlx.disk import read_regular
 from rlx.errors import OptionError
 
 __all__ = ["perplexity"]
@@ -30,7 +31,7 @@ __all__ = ["perplexity"]
 @json_option
 def perplexity(model: Path, file: Path, stride: int | None, as_json: bool, **options: Any) -> None:
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(file) == "-" else read_regular(file).decode("utf-8")
     except UnicodeDecodeError as error:
         raise OptionError(f"{file}: is not UTF-8: {error}") from None
     llm = loaded(model, options)

@@ -236,6 +236,8 @@ class Generate(Output):
     decode_seconds: float
     prompt_tokens_per_second: Number
     tokens_per_second: Number
+    guessed_tokens: int  # with --speculate
+    right_tokens: int  # of these, that the model chose too
 
 
 class Perplexity(Output):

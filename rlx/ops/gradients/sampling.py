@@ -55,7 +55,7 @@ def _grid_sample(op: GridSample, x: Value, grid: Value) -> Value:
 def _place(op: GridSample, g: Value, n: Size) -> Value:
     """-1..1 as a place among n elements, see `GridSample`."""
     last = size_as(n - 1, g)
-    p = (g + 1) / 2 * last if op.align_corners else ((g + 1) * size_as(n, g) - 1) / 2
+    p: Value = (g + 1) / 2 * last if op.align_corners else ((g + 1) * size_as(n, g) - 1) / 2
     p = ops.round(p) if op.mode == "nearest" else p
     if op.mode == "cubic" or op.padding == "zeros":
         return p
@@ -71,7 +71,7 @@ def _reflected(op: GridSample, p: Value, n: Size) -> Value:
     reach = reach if alone is None else ops.where(alone, 1.0, reach)
     distance = ops.abs(p - low)
     rest = distance - ops.floor(distance / (2 * reach)) * (2 * reach)
-    folded = ops.where(ops.greater(rest, reach), 2 * reach - rest, rest) + low
+    folded: Value = ops.where(ops.greater(rest, reach), 2 * reach - rest, rest) + low
     return folded if alone is None else ops.where(alone, 0.0, folded)
 
 

@@ -198,6 +198,9 @@ def _cumulative(what: str, running: Any, neutral: int) -> Callable[..., Any]:
         return np.concatenate([start, made], axis=at)
 
     cumulative.__name__ = what
+    cumulative.__doc__ = (
+        "The running sums along an axis, or products; with `include_initial` from the neutral number on."
+    )
     return cumulative
 
 
