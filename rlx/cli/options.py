@@ -219,7 +219,7 @@ def compile_options(command: F) -> F:
                 type=DimType(),
                 multiple=True,
                 help="Fix a dim of the model (batch=4) or bound it (seq=1:512); by input and axis (ids[1]=16, "
-                "ids[1]=other) a size that shares its name with others gets its own; may be repeated.",
+                "ids[1]=other) a size that shares its name with others gets its own; repeatable.",
             ),
             click.option(
                 "--value",
@@ -256,7 +256,7 @@ def input_options(command: F) -> F:
         multiple=True,
         help="An input as NAME=FILE.npy, or NAME=PICTURE.jpg (in the size that the model takes; floats from 0 to 1); "
         "all of them as FILE.npz; NAME=4x1x8x8 for random data of that shape, or NAME=1x16:1 and "
-        "NAME=scalar:0.5 for that value in each element; may be repeated.",
+        "NAME=scalar:0.5 for that value in each element; repeatable.",
     )
     seed = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of random data.")
     return given(seed(command))

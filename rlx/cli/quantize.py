@@ -64,7 +64,9 @@ class RuleType(click.ParamType[Any]):
     multiple=True,
     help="The type of tensors by their names, with * and ?; the first that matches counts; repeatable.",
 )
-@click.option("--keep", multiple=True, help="Tensors that stay as they are, by name with * and ?; repeatable.")
+@click.option(
+    "--keep", multiple=True, metavar="PATTERN", help="Tensors that stay as they are, by name with * and ?; repeatable."
+)
 @click.option("--embeddings", metavar="TYPE", help="Of the table of tokens. Default: TYPE (ONNX: f16 and bf16 only).")
 @click.option("--output", metavar="TYPE", help="Of the head that gives logits. Default: q6_k, or TYPE if that is more.")
 @click.option("--imatrix", type=click.Path(path_type=Path), help="Importance of columns, a file of llama.cpp.")
@@ -91,7 +93,7 @@ class RuleType(click.ParamType[Any]):
     help="With --ranges percentile: what stays within at both ends.",
 )
 @click.option("--per-tensor", is_flag=True, help="With --activations: one scale for all of a matrix.")
-@click.option("--threads", type=click.IntRange(min=1), help="Default: all of the machine.")
+@click.option("--threads", type=click.IntRange(min=1), help="Default: all that the machine grants.")
 @click.option("--dry-run", is_flag=True, help="Say what would become of each tensor, and the size; write nothing.")
 @click.option("--verbose", "-v", is_flag=True, help="Tell the errors of all tensors, not only the largest.")
 @json_option

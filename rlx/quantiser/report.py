@@ -83,7 +83,9 @@ class Quantized:
         rounded = [t for t in self.tensors if t.rms is not None]
         shown = rounded if every else sorted(rounded, key=lambda t: -(t.rms or 0))[:10]
         for t in shown:
-            made.append(f"error     {t.name}: rms {t.rms:.3g}, worst {t.worst:.3g} ({t.before} -> {t.after})")
+            made.append(
+                f"rounding  {t.name}: relative rms {t.rms:.3g}, largest {t.worst:.3g} ({t.before} -> {t.after})"
+            )
         if len(shown) < len(rounded):
             made.append(f"          and {len(rounded) - len(shown)} tensors with smaller errors")
         made += [f"output    {one}" for one in self.outputs]

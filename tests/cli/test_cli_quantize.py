@@ -32,12 +32,12 @@ def test_the_report(inputs: Path, tmp_path: Path) -> None:
     done = run(DIGITS, tmp_path / "o.onnx", "--type", "int8", "--activations", "u8", "--inputs", inputs)
     assert done.exit_code == 0, done.output
     assert "weights " in done.stdout
-    assert "error " in done.stdout
+    assert "rounding " in done.stdout
     assert "top-1 agrees in " in done.stdout
     assert (tmp_path / "o.onnx").stat().st_size < Path(DIGITS).stat().st_size
     facts = json.loads(run(DIGITS, tmp_path / "o.onnx", "--type", "int8", "--json").stdout)
     rounded = [t for t in facts["tensors"] if t["rms"] is not None]
-    assert run(DIGITS, tmp_path / "o.onnx", "--type", "int8", "-v").stdout.count("error ") == len(rounded) > 0
+    assert run(DIGITS, tmp_path / "o.onnx", "--type", "int8", "-v").stdout.count("rounding ") == len(rounded) > 0
 
 
 def test_a_dry_run(tmp_path: Path) -> None:

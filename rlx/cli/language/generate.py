@@ -21,7 +21,7 @@ __all__ = ["generate"]
 @model_argument
 @click.argument("prompt")
 @click.option("--max-tokens", "-n", type=click.IntRange(min=1), default=128, show_default=True, help="At most so many.")
-@click.option("--stop", multiple=True, help="End before this text; may be repeated.")
+@click.option("--stop", multiple=True, help="End before this text; repeatable.")
 @drawn_options
 @click.option("--chat", is_flag=True, help="PROMPT is what a user says, in the model's chat template.")
 @click.option("--system", help="With --chat: what the model is told first.")

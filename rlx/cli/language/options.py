@@ -23,7 +23,7 @@ DRAWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed",
 
 
 def drawn_options(command: F) -> F:
-    """--temperature and its kin, and --speculate."""
+    """--temperature and its kin, --speculate and --draft."""
     for decorate in reversed(
         (
             click.option("--temperature", type=click.FloatRange(min=0), help="Of draws. Default: 0, the likeliest."),
@@ -39,6 +39,11 @@ def drawn_options(command: F) -> F:
             click.option(
                 "--speculate", type=click.IntRange(0, 16), help="Guess so many tokens ahead: the same text, sooner."
             ),
+            click.option(
+                "--draft",
+                type=click.Path(path_type=Path),
+                help="A smaller model with the same tokens, for --speculate.",
+            ),
         )
     ):
         command = decorate(command)
@@ -46,17 +51,14 @@ def drawn_options(command: F) -> F:
 
 
 def loading_options(command: F) -> F:
-    """--context, --kv-dtype, --draft, and those of `running_options`."""
+    """--context, --kv-dtype, and those of `running_options`."""
     context = click.option(
         "--context", type=click.IntRange(min=1), help="Tokens of context. Default: the model's, 4096 at most."
     )
     kind = click.option(
-        "--kv-dtype", type=click.Choice(KV_DTYPES), default="f32", show_default=True, help="Of what the cache is made."
+        "--kv-dtype", type=click.Choice(KV_DTYPES), default="f32", show_default=True, help="The type of the cache."
     )
-    draft = click.option(
-        "--draft", type=click.Path(path_type=Path), help="A smaller model with the same tokens, for --speculate."
-    )
-    return context(kind(draft(running_options(command))))
+    return context(kind(running_options(command)))
 
 
 def running_options(command: F) -> F:
