@@ -99,7 +99,12 @@ def quantize(
     made = _made_container(path, container, goal)
     if not dry:
         _check_other(path, container, goal, save_imatrix)
-    pairs = list(tensors.items()) if isinstance(tensors, Mapping) else list(tensors)
+    pairs = _pairs_of(tensors)
+    patterns = "a list of patterns of names, such as ['blk.0.*']"
+    if not all(isinstance(pattern, str) for pattern in _listed("keep", keep, patterns)):
+        raise OptionError(f"keep={keep!r:.80}: expected {patterns}")
+    if threads is not None and (not isinstance(threads, int) or threads < 1):
+        raise OptionError(f"threads={threads!r}: expected a whole number from 1 on")
     _check_choices(made, type, activations, ranges, percentile, inputs)
     if activations is not None and (pairs or embeddings is not None):
         raise OptionError("activations= rounds products and nothing else: tensors= and embeddings= don't go with it")
@@ -214,12 +219,28 @@ def _check_measured(container: str, inputs: Any, imatrix: bool, save_imatrix: bo
         raise OptionError("save_imatrix= writes what inputs= measured; give those too")
 
 
+def _listed(name: str, given: Any, what: str) -> list[Any]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise OptionError(f"{name}={given!r:.80}: expected {what}")
+    return list(given)
+
+
+def _pairs_of(tensors: Any) -> list[tuple[str, str]]:
+    """The patterns and types that `tensors` gives."""
+    what = "pairs of a pattern of names and a type, or a dict of them"
+    pairs = list(tensors.items()) if isinstance(tensors, Mapping) else _listed("tensors", tensors, what)
+    for pair in pairs:
+        if [type(part) for part in _listed("tensors", pair, what)] != [str, str]:
+            raise OptionError(f"tensors={tensors!r:.80}: expected {what}")
+    return [(pattern, kind) for pattern, kind in pairs]
+
+
 def _check_choices(
     container: str, type: str, activations: str | None, ranges: str, percentile: float, inputs: Any
 ) -> None:
     if ranges not in RANGES:
         raise OptionError(f"ranges={ranges!r}: expected one of {', '.join(RANGES)}")
-    if not 50 < percentile <= 100:
+    if not isinstance(percentile, int | float) or not 50 < percentile <= 100:
         raise OptionError(f"percentile={percentile!r}: expected more than 50 and at most 100")
     if activations is None:
         return

@@ -289,6 +289,19 @@ def test_older_files_of_importance(source: Path, tmp_path: Path) -> None:
             read_imatrix(tmp_path / "cut.dat")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tensors": "abc"}, {"tensors": [1, 2]}, {"tensors": ["ab"]}, {"tensors": 3}, {"tensors": {1: "q8_0"}},
+        {"keep": 5}, {"keep": "blk.0.*"}, {"keep": [1]}, {"threads": "x"}, {"threads": -1}, {"percentile": "x"},
+    ],
+)  # fmt: skip
+def test_arguments_of_a_wrong_type_are_named(options: dict[str, Any], source: Path, tmp_path: Path) -> None:
+    (name,) = options
+    with pytest.raises(OptionError, match=f"^{name}=.*expected"):
+        rlx.quantize(source, tmp_path / "o.gguf", "q8_0", **options)
+
+
 def test_importance_of_another_model_is_refused(source: Path, tmp_path: Path) -> None:
     """No tensor in common, other sizes, numbers that are none."""
     write_imatrix(tmp_path / "i.gguf", {"x": importance()["blk.0.attn_q.weight"]}, "test", 1)
