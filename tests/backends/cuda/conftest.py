@@ -11,7 +11,7 @@ from rlx.backends.cuda.device import driver as drivers
 from rlx.errors import DeviceUnavailable
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def device() -> Iterator[object]:
     """What kernels run on."""
     found = drivers.find_driver()
