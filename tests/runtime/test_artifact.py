@@ -228,7 +228,7 @@ def test_a_hit_reads_little_of_the_package(tmp_path: Path) -> None:
     read = done.stdout.split()
     files = [Path(str(import_module(name).__file__)) for name in read if name.split(".")[0] == "rlx"]
     assert len(files) <= 73, "73 when this was written"
-    assert sum(file.stat().st_size for file in files) <= 590_000, "587 kB when this was written"
+    assert sum(file.stat().st_size for file in files) <= 600_000, "594 kB when this was written"
     assert "dataclasses" not in read
 
 
