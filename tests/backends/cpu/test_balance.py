@@ -152,12 +152,12 @@ def test_one_artifact_for_any_number_of_threads(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("gathers", [False, True])
 def test_products_by_tiles_are_cut_into_what_the_code_computes(outputs: int, pixels: int, gathers: bool) -> None:
     cut = ConvSchedule(outputs, 512, pixels, 1, 4, 16, 6, None if gathers else 512, True, RATES, True)({THREADS: 2})
-    panels, blocks = -(-outputs // 16), -(-pixels // cut.pixel_chunk)
+    panels, blocks = -(-outputs // 16), -(-pixels // cut.row_chunk)
     assert cut.chunks == blocks * -(-panels // cut.panel_chunk)
     if cut.steps == 0:
         assert cut.scratch >= cut.copy + tile_room(min(cut.part, pixels), 512)
-        assert pixels - (blocks - 1) * cut.pixel_chunk > cut.pixel_chunk - 4  # none has much less to do
-        assert cut.pixel_chunk - (-(-cut.pixel_chunk // cut.part) - 1) * cut.part > cut.part - 4
+        assert pixels - (blocks - 1) * cut.row_chunk > cut.row_chunk - 4  # none has much less to do
+        assert cut.row_chunk - (-(-cut.row_chunk // cut.part) - 1) * cut.part > cut.part - 4
 
 
 @pytest.mark.parametrize("outputs", [160, 320, 512, 960, 1000, 2048])
@@ -165,7 +165,7 @@ def test_products_by_tiles_are_cut_into_what_the_code_computes(outputs: int, pix
 def test_products_of_windows_are_cut_into_an_even_number_of_chunks(outputs: int, pixels: int) -> None:
     cut = ConvSchedule(outputs, 512, pixels, 1, 4, 16, 6, 512, True, RATES)({THREADS: 2})
     assert cut.chunks % 2 == 0
-    panels, blocks = -(-outputs // 16), -(-pixels // cut.pixel_chunk)
+    panels, blocks = -(-outputs // 16), -(-pixels // cut.row_chunk)
     parts = cut.chunks // blocks  # each takes an even share of the panels, which the code computes from their number
     assert parts * blocks == cut.chunks
     assert -(-panels // parts) <= cut.panel_chunk
@@ -177,7 +177,7 @@ def test_products_of_windows_are_cut_into_an_even_number_of_chunks(outputs: int,
 def test_two_threads_have_halves_of_the_image(pixels: int, depth: int, rows: int, gathers: bool) -> None:
     """Where an odd number of blocks would do as well."""
     cut = ConvSchedule(24, depth, pixels, 1, 4, 16, rows, None if gathers else depth, True, RATES)({THREADS: 2})
-    blocks = -(-pixels // cut.pixel_chunk)
+    blocks = -(-pixels // cut.row_chunk)
     assert blocks == 1 or blocks % 2 == 0
 
 

@@ -17,7 +17,7 @@ from rlx.backends.cpu.gemm.panels.q8_codes import CODES as Q8_CODES
 from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.jit.compile import compile_object
 from rlx.backends.cpu.jit.load import load_object
-from rlx.backends.cpu.schedule.matmul import tile_room
+from rlx.backends.cpu.schedule.matmul import Chunking, tile_room
 from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import encoding_named
 from rlx.ir.graph import Array
@@ -26,7 +26,7 @@ from rlx.kernels.encoded import bytes_of, decoded, encoded_element
 from rlx.kernels.expr import Load
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer
-from tests.backends.cpu.test_gemm import Code, Guarded, load
+from tests.backends.cpu.test_gemm import Code, Guarded, load, product_words
 
 WIDTHS = [pytest.param(bytes, marks=pytest.mark.needs(name)) for bytes, name in ((32, "avx2"), (64, "avx512"))]
 FORMATS = {format.name: format for format in block_panels.ENCODED}
@@ -145,9 +145,10 @@ def test_nothing_else_is_touched(encoding: str, vector_bytes: int, way: str) -> 
         x = Guarded(np.random.default_rng(0).standard_normal((1, m, k)).astype(np.float32), at_end=True).array
         c = Guarded(np.full((1, m, n), np.nan, np.float32), at_end=True).array
         room = Guarded(np.zeros(tile_room(m, k), np.uint8), at_end=True).array
-        words = [x.ctypes.data, k, 0, b.ctypes.data, 0, c.ctypes.data, n, 0, m, n, k, 1, m, -(-n // 16)]
-        words += [room.ctypes.data, 0, 0 if way == "registers" else room.nbytes]
-        words += [0 if way == "tiles" else 128, address]
+        tiles = way == "tiles"
+        cut = Chunking(m, -(-n // 16), 1, room.nbytes if tiles else 0, 0, 0 if tiles else 128)
+        places = {"a": x.ctypes.data, "b": b.ctypes.data, "c": c.ctypes.data}
+        words = product_words(address, cut, room, lda=k, ldc=n, m=m, n=n, k=k, **places)
         kernel.run(np.array(words), 1)
         assert np.all(np.abs(c[0] - x[0].astype(float) @ w.T.astype(float)) <= allowed(x[0], w))
 

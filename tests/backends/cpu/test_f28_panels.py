@@ -16,7 +16,8 @@ from rlx.backends.cpu.jit.load import load_object
 from rlx.backends.cpu.schedule.matmul import chunking, in_pairs
 from rlx.backends.cpu.target import Rates
 from rlx.ir.dtype import DTYPES
-from tests.backends.cpu.test_gemm import Guarded, load, multiply, random
+from rlx.records import replace
+from tests.backends.cpu.test_gemm import Guarded, load, multiply, product_words, random
 
 WIDTHS = [pytest.param(bytes, marks=pytest.mark.needs(name)) for bytes, name in ((32, "avx2"), (64, "avx512"))]
 pytestmark = pytest.mark.needs("avx2")
@@ -58,8 +59,8 @@ def short_product(a, b, vector_bytes):
     c = Guarded(np.full((1, m, n), np.nan, np.float32), at_end=True).array
     cut = in_pairs(chunking(Rates(), m, n, k, 1, 4), m, n, 1)
     panels = shortened(b, vector_bytes)
-    words = [a.ctypes.data, a.strides[1] // 4, 0, panels.ctypes.data, 0, c.ctypes.data, n, 0, m, n, k, 1]
-    words += [cut.row_chunk, cut.panel_chunk, 0, 0, 0, cut.steps, codes(vector_bytes)[3]]
+    cut, places = replace(cut, copy_bytes=0), {"a": a.ctypes.data, "b": panels.ctypes.data, "c": c.ctypes.data}
+    words = product_words(codes(vector_bytes)[3], cut, None, lda=a.strides[1] // 4, ldc=n, m=m, n=n, k=k, **places)
     codes(vector_bytes)[1].run(np.array(words), cut.chunks)
     return c
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from targets import machine
 
-from rlx.backends.cpu.gemm.kernel import GemmArguments, block_routine, gemm_kernel, micro_kernel
+from rlx.backends.cpu.gemm.chunk import ProductArguments
+from rlx.backends.cpu.gemm.kernel import block_routine, gemm_kernel, micro_kernel
 from rlx.backends.cpu.gemm.panels.plain import pack_b
 from rlx.backends.cpu.gemm.tile import SCALARS, tile_of
 from rlx.backends.cpu.jit import compile as jit
@@ -55,9 +56,14 @@ def tile(dtype, vector_bytes=0):
     return tile_of(rlx_dtype.DTYPES[dtype], machine(vector_bytes=vector_bytes or machine().vector_bytes))
 
 
+def steps(f, number):
+    """Where a matrix of a batch begins, by the steps between them: the words behind those of a product."""
+    return tuple(f.mul(number, f.load("i64", f.gep(ProductArguments.behind(f), i, "i64"))) for i in range(3))
+
+
 @functools.cache
 def product(dtype, vector_bytes=0):
-    return load(gemm_kernel(tile(dtype, vector_bytes)), "rlx_gemm")
+    return load(gemm_kernel(tile(dtype, vector_bytes), batch_offsets=steps), "rlx_gemm")
 
 
 @functools.cache
@@ -86,15 +92,24 @@ def pack(b, dtype, vector_bytes=0, per_chunk=3):
     return out
 
 
-def words_of(a, packed, c, n, cut, scratch, extra=(), b_batch=None, vector_bytes=0):
+def product_words(block, cut, scratch, **others):
+    """The words of a product whose block routine is at `block`; `scratch` is an array, or None."""
+    own = {"scratch": 0, "scratch_stride": 0}
+    if scratch is not None:
+        own = {"scratch": scratch.ctypes.data, "scratch_stride": scratch.nbytes}
+    places = {"sums": cut.copy_bytes, "copy": 0 if cut.copy_bytes else -1, "steps": cut.steps}
+    chunks = {"row_chunk": cut.row_chunk, "panel_chunk": cut.panel_chunk}
+    return ProductArguments.given(block=block, **own, **places, **chunks, **others)
+
+
+def words_of(a, packed, c, n, cut, scratch, extra=None, b_batch=None, vector_bytes=0):
     """The words of a product of A[batch, M, K] and packed panels; a batch stride of 0 broadcasts."""
-    size, (batch, m, k) = a.itemsize, a.shape
-    panel_batch = packed[0].size if b_batch is None else b_batch
-    lda, a_batch = a.strides[1] // size, a.strides[0] // size
-    ldc, c_batch = c.strides[1] // size, c.strides[0] // size
-    words = [a.ctypes.data, lda, a_batch, packed.ctypes.data, panel_batch, c.ctypes.data, ldc, c_batch, m, n, k, batch]
-    words += [cut.row_chunk, cut.panel_chunk, scratch.ctypes.data, scratch.nbytes, cut.copy_bytes, cut.steps]
-    return np.array([*words, block("f32" if size == 4 else "f64", vector_bytes)[1], *extra])
+    size, (_, m, k) = a.itemsize, a.shape
+    batch = [a.strides[0] // size, packed[0].size if b_batch is None else b_batch, c.strides[0] // size]
+    operands = {"a": a.ctypes.data, "lda": a.strides[1] // size, "b": packed.ctypes.data}
+    results = {"c": c.ctypes.data, "ldc": c.strides[1] // size, "m": m, "n": n, "k": k}
+    address = block("f32" if size == 4 else "f64", vector_bytes)[1]
+    return np.array([*product_words(address, cut, scratch, **operands, **results), *(extra or batch)])
 
 
 def multiply(a, b, cut=None, vector_bytes=0, out=None):
@@ -257,8 +272,8 @@ def test_epilogue(to_scratch):
     t = tile("f32")
 
     def epilogue(f, block):
-        bias, c = f.load("ptr", GemmArguments.behind(f)), GemmArguments.loaded(f, "c").c
-        ldc = GemmArguments.loaded(f, "ldc").ldc
+        bias, c = f.load("ptr", ProductArguments.behind(f)), ProductArguments.loaded(f, "c").c
+        ldc = ProductArguments.loaded(f, "ldc").ldc
 
         def row(i, _):
             def column(j, _):

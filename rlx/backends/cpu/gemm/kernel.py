@@ -21,45 +21,21 @@ from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import amx_f32, amx_f32_rows
 from rlx.backends.cpu.gemm.accumulators import Fetch, Matrix, Panels
-from rlx.backends.cpu.gemm.chunk import Chunk, chunk_of
+from rlx.backends.cpu.gemm.chunk import Chunk, Product, ProductArguments, chunk_of, row_parts
 from rlx.backends.cpu.gemm.tile import HALF, OPERANDS, Tile
 from rlx.backends.cpu.llvm.builder import Function, Module, Operand, Typed, size_of
-from rlx.backends.cpu.schedule.arguments import Address, Arguments, Number, Routine
+from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.schedule.matmul import COPY_PAD
 from rlx.records import dataclass, replace
 
 __all__ = [
-    "BLOCK_ARGUMENTS", "Block", "GemmArguments", "block_routine", "block_steps", "gemm_block", "gemm_kernel",
+    "BLOCK_ARGUMENTS", "Block", "block_routine", "block_steps", "gemm_block", "gemm_kernel",
     "kernel_function", "micro_kernel",
 ]  # fmt: skip
 
 FEW_ROWS = 8  # that read panels from end to end, at most
 AHEAD = 6000  # bytes: how far ahead they are then prefetched, of all that are read at a time
 BLOCK_ARGUMENTS = [*OPERANDS, *(("i64", i) for i in ("rows", "columns", "k", "most")), ("ptr", "copy")]
-
-
-class GemmArguments(Arguments):
-    """The arguments of a product kernel; strides are in elements, `scratch_stride` and `copy_bytes` in bytes."""
-
-    a: Address
-    lda: Number
-    a_batch: Number
-    b: Address
-    b_batch: Number
-    c: Address
-    ldc: Number
-    c_batch: Number
-    m: Number
-    n: Number
-    k: Number
-    batch: Number
-    row_chunk: Number
-    panel_chunk: Number
-    scratch: Address
-    scratch_stride: Number
-    copy_bytes: Number  # room at the start of a worker's scratch for a copy of its rows of A; 0 reads A in place
-    steps: Number  # of k in a block, at most; 0: by tiles, with `copy_bytes` for what they need
-    block: Address  # of `block_routine`
 
 
 @dataclass(frozen=True)
@@ -378,47 +354,23 @@ def gemm_kernel(
     to_scratch: bool = False,
     batch_offsets: BatchOffsets | None = None,
 ) -> Module:
-    """A kernel `name(words, chunk, ctx, worker)` of `GemmArguments`, for the chunks of `schedule.matmul.chunking`.
+    """A kernel `name(words, chunk, ctx, worker)` of `ProductArguments`, for the chunks of `schedule.matmul.chunking`.
 
     `epilogue(f, block)` emits what happens to a block once it is complete. With `to_scratch` the block is computed in
-    the worker's scratch, after `copy_bytes` (row stride panel_chunk * width), and the epilogue stores it.
-    `batch_offsets(f, batch)` gives the element offsets of A, B and C where one stride a matrix does not (several axes).
-    A block of a format that is `placed` is given all of B, and the number of its first panel as its stride.
+    the worker's scratch (row stride panel_chunk * width), and the epilogue stores it. `batch_offsets(f, number)` gives
+    the offsets of A, B and C, in elements of memory, where there are several matrices.
     """
-    ty = tile.scalar
     f = kernel_function(name)
-    w = GemmArguments.loaded(f)
-    k, at = w.k, chunk_of(f, w.m, w.row_chunk, w.n, w.panel_chunk, tile.width, batch=True, even_panels=False)
-    if batch_offsets:
-        a_at, b_at, c_at = batch_offsets(f, at.matrix)
-    else:
-        a_at, b_at, c_at = (f.mul(at.matrix, step) for step in (w.a_batch, w.b_batch, w.c_batch))
-    lda, ldc = w.lda, w.ldc
-    own = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
-    copy = f.select(f.cmp("ne", w.copy_bytes, 0), own, "null", "ptr")
-    if to_scratch:
-        out, ldc = f.offset(own, w.copy_bytes), at.room
-    else:
-        out = f.gep(w.c, f.add(c_at, f.add(f.mul(at.r0, ldc), at.n0)), ty)
-    panel = tile.format.panel(f, k, ty)
-    stride = at.panel if tile.format.placed else panel
-    f.call(
-        w.block,
-        [
-            f.gep(w.a, f.add(a_at, f.mul(at.r0, lda)), ty),
-            lda,
-            w.b if tile.format.placed else f.gep(w.b, f.add(b_at, f.mul(at.panel, panel)), tile.b_scalar),
-            stride,
-            out,
-            ldc,
-            f.sub(at.r1, at.r0),
-            f.sub(at.n1, at.n0),
-            k,
-            w.steps,
-            copy,
-        ],
-    )
-    if epilogue:
-        epilogue(f, Block(at, out, ldc))
+    w = ProductArguments.loaded(f)
+    at = chunk_of(f, w.m, w.row_chunk, w.n, w.panel_chunk, tile.width, batch=True, even_panels=False)
+    product = Product.begin(f, w, tile, at, lambda number: batch_offsets(f, number) if batch_offsets else ("0",) * 3)
+
+    def all_rows(a: str, r0: str, r1: str) -> None:
+        c = product.place(not to_scratch, r0)
+        product.block(a, product.panel(), c, f.sub(r1, r0), product.columns)
+        if epilogue:
+            epilogue(f, Block(at, *c))
+
+    row_parts(f, (at.r0, at.r1), None, product.in_memory, all_rows)
     f.ret()
     return Module([f])

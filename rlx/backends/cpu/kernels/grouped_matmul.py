@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.chunk import row_parts
 from rlx.backends.cpu.gemm.tile import tile_of, transpose
 from rlx.backends.cpu.kernels.frame import Frame
 from rlx.backends.cpu.kernels.grouped_blocks import blocks_routine, format_of, panels_shape
@@ -440,11 +441,10 @@ class _Product:
         taken = f.binary("udiv", f.add(columns, width - 1, "i64"), width, "i64")
         b = self.panels(expert, first, taken)
 
-        def some_rows(r: str, _: list[str]) -> None:
-            count = f.min(f.sub(rows, r, "i64"), ROWS, "i64")
-            self.rows(f.gep(order, r, "i64"), count, b, column, columns)
+        def some_rows(listed: str, r0: str, r1: str) -> None:
+            self.rows(listed, f.sub(r1, r0, "i64"), b, column, columns)
 
-        f.loop(0, rows, ROWS, [], some_rows)
+        row_parts(f, ("0", rows), ROWS, lambda r0, _: f.gep(order, r0, "i64"), some_rows)
 
     def panels(self, expert: str, first: str, taken: str) -> str:
         """The address of the first panel of this chunk, which has that number."""

@@ -9,6 +9,7 @@ from rlx.backends.cpu.schedule.matmul import (
     COPY_PAD,
     K_BLOCK,
     TILE_ROWS,
+    ProductParts,
     by_tiles,
     k_block,
     low_chunks,
@@ -66,18 +67,14 @@ def even_blocks(blocks: int, limit: int) -> int:
 
 
 @dataclass(frozen=True)
-class ConvParts:
-    """How a convolution is split: chunk = (pixel block * groups + group) * panel blocks + panel block."""
+class ConvParts(ProductParts):
+    """How a convolution is split: chunk = (pixel block * groups + group) * panel blocks + panel block.
 
-    pixel_chunk: int
-    panel_chunk: int
-    chunks: int
-    a_step: int
+    Rows are pixels. Windows that are gathered lie in scratch before the sums.
+    """
+
+    a_step: int  # from window to window
     part: int  # pixels that are computed from windows to results before the next ones
-    sums: int  # ends of the parts of scratch: windows, sums, copy
-    copy: int
-    scratch: int
-    steps: int = K_BLOCK  # of k in a block, at most; 0: by tiles, and `copy` is room for what they need
 
 
 @dataclass(eq=False, repr=False)
@@ -161,8 +158,8 @@ class ConvSchedule:
         sums = 0 if self.in_place else aligned(part * columns * size)
         copy = aligned(part * (k_block(depth, K_BLOCK) + COPY_PAD) * size) if copied else 0
         count = blocks * groups * panel_blocks if pixels and outputs else 0
-        parts = (chunk, panel_chunk, count, a_step, part, gathered)
-        return ConvParts(*parts, gathered + sums if copied else -1, gathered + sums + copy)
+        place = gathered + sums if copied else -1
+        return ConvParts(chunk, panel_chunk, count, gathered, place, gathered + sums + copy, K_BLOCK, a_step, part)
 
     def _by_tiles(self, outputs: int, depth: int, pixels: int, extents: Extents) -> ConvParts:
         """The chunks of a product by tile registers."""
@@ -176,8 +173,8 @@ class ConvSchedule:
         gathered = aligned(part * depth * self.size + 64) if gathers else 0
         sums = 0 if self.in_place else aligned(part * columns * self.size)
         scratch = gathered + sums + tile_room(part, depth)
-        parts = (made.row_chunk, made.panel_chunk, made.chunks, a_step, part, gathered)
-        return ConvParts(*parts, gathered + sums, scratch, 0)
+        cut = (made.row_chunk, made.panel_chunk, made.chunks)
+        return ConvParts(*cut, gathered, gathered + sums, scratch, 0, a_step, part)
 
 
 @dataclass(frozen=True)

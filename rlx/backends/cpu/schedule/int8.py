@@ -76,4 +76,4 @@ class Int8Schedule:
         gathered = aligned(part * depth + 64) if gathers else 0
         sums = 0 if self.direct else aligned(part * columns * 4)
         count = blocks * groups * panel_blocks if pixels and outputs else 0
-        return ConvParts(chunk, panel_chunk, count, a_step, part, gathered, -1, gathered + sums)
+        return ConvParts(chunk, panel_chunk, count, gathered, -1, gathered + sums, depth, a_step, part)

@@ -109,7 +109,7 @@ class Chunking:
     row_chunk: int
     panel_chunk: int
     chunks: int
-    copy_bytes: int  # for the argument `copy_bytes`
+    copy_bytes: int  # of a copy of rows of A; 0: they are read where they are
     tile_bytes: int  # room for one block of C, if it goes to scratch
     steps: int = PRODUCT_BLOCK  # for the argument `steps`
 
@@ -220,12 +220,15 @@ def tile_chunking(
 
 @dataclass(frozen=True)
 class ProductParts:
+    """How a product is split into chunks, of that many rows and panels at most, and what they keep in scratch."""
+
     row_chunk: int
     panel_chunk: int
-    copy_bytes: int
-    steps: int
-    scratch: int
     chunks: int
+    sums: int  # where a block of sums starts in a worker's scratch, in bytes
+    copy: int  # where a copy of rows of A starts there; negative: they are read where they are
+    scratch: int
+    steps: int  # of k in a block, at most; 0: by tiles, and `copy` is room for what they need
 
 
 @dataclass(eq=False, repr=False)
@@ -272,4 +275,5 @@ class MatmulSchedule:
                 made = replace(made, copy_bytes=decoded_room(depth) if rows > self.few else 0)
         scratch = aligned(made.copy_bytes + (made.tile_bytes if self.to_scratch else 0))
         chunks = made.chunks if all(evaluate(s, extents) for s in self.shape) else 0
-        return ProductParts(made.row_chunk, made.panel_chunk, made.copy_bytes, made.steps, scratch, chunks)
+        copy = 0 if made.copy_bytes else -1
+        return ProductParts(made.row_chunk, made.panel_chunk, chunks, made.copy_bytes, copy, scratch, made.steps)

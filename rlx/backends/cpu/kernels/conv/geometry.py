@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rlx.backends.cpu.gemm.chunk import chunk_of
+from rlx.backends.cpu.gemm.chunk import Product, ProductArguments, chunk_of
 from rlx.backends.cpu.gemm.epilogue import Epilogue, epilogue_of
 from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.llvm.builder import Function, Typed
@@ -22,8 +22,8 @@ from rlx.kernels.program import Kernel
 from rlx.records import dataclass
 
 __all__ = [
-    "ConvArguments", "Geometry", "GroupedGemmArguments", "ImplicitGemmArguments", "PixelChunk", "conv_epilogue",
-    "geometry",
+    "ConvArguments", "Geometry", "GroupedGemmArguments", "ImplicitGemmArguments", "conv_epilogue", "gathered",
+    "geometry", "window_product",
 ]  # fmt: skip
 
 AnySize = TypeVar("AnySize", int, Size)
@@ -137,105 +137,39 @@ class GroupedGemmArguments(ImplicitGemmArguments):
     apart: Number  # from column to column of a window; such columns are copied next to each other
 
 
-class ConvArguments(Arguments):
-    """The arguments of a product, before those of `windows`; strides are in elements."""
+class ConvArguments(ProductArguments):
+    """The arguments of a product of windows and weights, before those of `windows`: its rows are pixels."""
 
-    x: Address
-    a_step: Number  # from window to window, in the image or in scratch
-    weights: Address
     channels: Number  # of a group
-    outputs: Number  # of a group
-    depth: Number
     groups: Number
-    pixels: Number
-    pixel_chunk: Number
-    panel_chunk: Number
-    out: Address
-    out_step: Number  # from pixel to pixel
-    scratch: Address
-    scratch_stride: Number  # bytes
-    sums: Number  # where a block of sums starts in scratch, in bytes
-    copy: Number  # where a copy of a block of A starts in scratch, in bytes; negative: it is read in place
-    steps: Number  # of k in a block, at most; 0: by tiles, which use the room for a copy
     part: Number  # pixels
-    block: Address  # routines
-    windows: Address
+    windows: Address  # a routine
 
 
-class PixelChunk:
-    """A chunk of a product of windows and weights, [pixels, K] times panels [K, outputs of a group].
+def window_product(f: Function, w: ConvArguments, tile: Tile, *, even_panels: bool = True) -> Product:
+    """Begins a chunk of a product of windows and weights, [pixels, K] times panels [K, outputs of a group].
 
-        for each part of the chunk's pixels:
-            gather their windows into scratch      unless these lie in the image as they are
-            multiply them by the chunk's panels, and compute the epilogue
-
-    Values in the code: pixels `p0` to `p1`, `count` outputs from `first` on, which is number `n0` of `group`.
-    `columns`: outputs of a chunk, but the last. `own`: this worker's scratch. `x`: the image from the group's first
-    channel on.
+    Each group has channels of its own in all pixels, panels and outputs.
     """
+    width = tile.width
 
-    def __init__(self, f: Function, w: ConvArguments, tile: Tile, *, even_panels: bool = True) -> None:
-        self.f, self.w, self.tile = f, w, tile
-        width = tile.width
-        at = chunk_of(
-            f, w.pixels, w.pixel_chunk, w.outputs, w.panel_chunk, width, groups=w.groups, even_panels=even_panels
-        )
-        self.columns, self.group, self.p0, self.p1, self.n0 = at.room, at.matrix, at.r0, at.r1, at.n0
-        self.own = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
-        self.x = f.gep(w.x, f.mul(self.group, w.channels), tile.a_scalar)
-        self.first = f.add(f.mul(self.group, w.outputs), self.n0)
-        self.count = f.sub(at.n1, self.n0)
+    def offsets(group: str) -> tuple[str, str, str]:
+        panels = f.mul(group, f.div(f.add(w.n, width - 1), width))
+        return f.mul(group, w.channels), f.mul(panels, tile.format.panel(f, w.k, tile.scalar)), f.mul(group, w.n)
 
-    @property
-    def stride(self) -> str:
-        """Elements in memory from panel to panel."""
-        return self.tile.format.panel(self.f, self.w.depth, self.tile.scalar)
+    at = chunk_of(f, w.m, w.row_chunk, w.n, w.panel_chunk, width, groups=w.groups, even_panels=even_panels)
+    return Product.begin(f, w, tile, at, offsets)
 
-    def number_of(self, column: str) -> str:
-        """The number of the panel that a column of the group is in, counted through all groups."""
-        f, width = self.f, self.tile.width
-        panels = f.div(f.add(self.w.outputs, width - 1), width)
-        return f.add(f.mul(self.group, panels), f.div(column, width))
 
-    def panel_at(self, column: str) -> str:
-        """The address of the panel that a column of the group is in."""
-        return self.f.gep(self.w.weights, self.f.mul(self.number_of(column), self.stride), self.tile.b_scalar)
+def gathered(w: ConvArguments, product: Product, gathering: Sequence[Typed] = ()) -> Callable[[str, str], str]:
+    """What packs the windows of pixels in scratch, and says where. `gathering`: further arguments of `windows`."""
 
-    def parts(self, in_image: bool, of_part: Callable[[str, str, str], None], gathering: Sequence[Typed] = ()) -> None:
-        """A loop over parts of the pixels: `of_part(a, q0, q1)` computes the results of those from q0 to q1.
+    def windows(q0: str, q1: str) -> str:
+        f = product.f
+        f.call(w.windows, [product.a, product.own, w.behind(f), q0, q1, w.lda, *gathering])
+        return product.own
 
-        The row of the first one's window is at `a`, `a_step` elements before the next. `gathering` are the arguments
-        of `windows` besides those that all such routines have.
-        """
-        f, w = self.f, self.w
-
-        def some_pixels(q0: str, _: list[str]) -> None:
-            q1 = f.min(f.add(q0, w.part), self.p1)
-            if in_image:
-                a = f.gep(self.x, f.mul(q0, w.a_step), self.tile.a_scalar)
-            else:
-                f.call(w.windows, [self.x, self.own, w.behind(f), q0, q1, w.a_step, *gathering])
-                a = self.own
-            of_part(a, q0, q1)
-
-        f.loop(self.p0, self.p1, w.part, [], some_pixels)
-
-    def place(self, in_place: bool, pixel: str, output: str) -> tuple[str, str]:
-        """The address and the step from row to row, in elements, of a block of results that starts there.
-
-        It is in the results where sums take their places, else in scratch.
-        """
-        f, w = self.f, self.w
-        room = f.offset(self.own, w.sums), self.columns
-        if not in_place:
-            return room
-        return f.gep(w.out, f.add(f.mul(pixel, w.out_step), output), self.tile.c_scalar), w.out_step
-
-    def block(self, a: str, at: str, c: tuple[str, str], rows: str, columns: str, *more: Typed) -> None:
-        """Multiplies rows at `a` by the panels at `at`, into a block of results at `c`; `more`: of the format."""
-        f, w = self.f, self.w
-        copy = f.select(f.cmp("ge", w.copy, 0), f.offset(self.own, w.copy), "null", "ptr")
-        f.call(w.block, [a, w.a_step, at, self.stride, *c, rows, columns, w.depth, w.steps, copy, *more])
+    return windows
 
 
 def geometry(kernel: Kernel) -> Geometry:

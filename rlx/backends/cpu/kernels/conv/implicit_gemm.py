@@ -18,7 +18,7 @@ from typing import cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.accumulators import Windows
-from rlx.backends.cpu.gemm.chunk import chunk_of
+from rlx.backends.cpu.gemm.chunk import chunk_of, row_parts
 from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.gemm.tile import HALF, Tile, tile_of, transpose
 from rlx.backends.cpu.kernels.conv import register_tiles
@@ -130,13 +130,12 @@ class Begun:
 
     def parts(self, body: Callable[[str, str, str], None]) -> KernelCode:
         """Emits `body(offsets, first pixel, last)` for one part of the pixels after the other, and ends the kernel."""
-        f, (p0, p1) = self.f, self.pixels
+        f = self.f
 
-        def some_pixels(q0: str, _: list[str]) -> None:
-            q1 = f.min(f.add(q0, self.w.part), p1)
-            body(f.gep(self.offsets, f.sub(q0, p0), "i64"), q0, q1)
+        def offsets(q0: str, _: str) -> str:
+            return f.gep(self.offsets, f.sub(q0, self.pixels[0]), "i64")
 
-        f.loop(p0, p1, self.w.part, [], some_pixels)
+        row_parts(f, self.pixels, self.w.part, offsets, body)
         f.ret()
         symbol, ir = name_kernel(Module([f]).text())
         words, sites = tuple(self.emitter.table.words), tuple(self.emitter.sites)

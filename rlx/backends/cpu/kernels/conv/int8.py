@@ -11,11 +11,19 @@ from math import prod
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm import requantise
+from rlx.backends.cpu.gemm.chunk import row_parts
 from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
 from rlx.backends.cpu.gemm.panels.int8 import int8_tile
 from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.kernels.conv import im2col, int8_depthwise
-from rlx.backends.cpu.kernels.conv.geometry import ConvArguments, Geometry, PixelChunk, conv_epilogue, geometry
+from rlx.backends.cpu.kernels.conv.geometry import (
+    ConvArguments,
+    Geometry,
+    conv_epilogue,
+    gathered,
+    geometry,
+    window_product,
+)
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, scaled
 from rlx.backends.cpu.llvm.builder import Module
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, Scope, name_kernel
@@ -30,8 +38,6 @@ from rlx.backends.cpu.schedule.arguments import (
     Part,
     Pointer,
     Product,
-    Scratch,
-    ScratchStride,
     once,
     part,
 )
@@ -60,7 +66,7 @@ FEW_ROWS = 32  # of a window, of all channels
 
 
 class Int8Arguments(ConvArguments):
-    """Those of a product of bytes; `depth` is whole steps of k."""
+    """Those of a product of bytes; `k` is whole steps."""
 
     spare: Number  # bytes of the further fours of a panel
     places: Number  # bytes that their places take of these
@@ -312,22 +318,26 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     fill = f.cast("trunc", shift, "i8")
     if signed:
         shift = f.add(shift, 128, "i64")
-    chunk = PixelChunk(f, w, tile, even_panels=False)
-    panel = chunk.number_of(chunk.n0)
-    behind = f.offset(w.weights, f.add(f.mul(w.all_panels, chunk.stride), f.mul(panel, w.spare)))
+    product = window_product(f, w, tile, even_panels=False)
+    at, count = product.at, product.columns
+    first = f.add(f.mul(at.matrix, w.n), at.n0)  # of its outputs, of those of all groups
+    panels = f.div(f.add(w.n, tile.width - 1), tile.width)
+    panel = f.add(f.mul(at.matrix, panels), at.panel)
+    behind = f.offset(w.b, f.add(f.mul(w.all_panels, product.stride), f.mul(panel, w.spare)))
     begin = {"point": shift, "more": behind, "spare": w.spare, "places": w.places}
     begin["column"] = f.mul(panel, 4 * int8_panels.WIDTH)
     for name, value in begin.items():
         f.store(value, int8_panels.EndArguments.place(f, name, ends))
-    weights = f.offset(chunk.panel_at(chunk.n0), int8_panels.HEAD)
+    weights = f.offset(product.panel(), int8_panels.HEAD)
 
     def of_part(a: str, q0: str, q1: str) -> None:
-        c, step = chunk.place(direct, q0, chunk.first)
-        chunk.block(a, weights, (c, step), f.sub(q1, q0), chunk.count, ends)
+        c, step = product.place(direct, q0)
+        product.block(a, weights, (c, step), f.sub(q1, q0), count, ends)
         if not direct:
-            epilogue.block(emitter, (q0, q1), (chunk.first, f.add(chunk.first, chunk.count)), c, step)
+            epilogue.block(emitter, (q0, q1), (first, f.add(first, count)), c, step)
 
-    chunk.parts(in_image is not None, of_part, [("i8", fill)])
+    windows = gathered(w, product, [("i8", fill)]) if in_image is None else product.in_memory
+    row_parts(f, (at.r0, at.r1), w.part, windows, of_part)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     scratch = part(cut, "scratch")
@@ -349,20 +359,17 @@ def _product_words(
     weights, planes = anchor.w.source, from_planes(anchor)
     narrow = weights.shape[2] == int8_panels.panel_bytes(geo.depth, True, target)
     depth = ceildiv(geo.depth, int8_panels.DEPTH) * int8_panels.DEPTH
-    words = Int8Arguments.given(
-        **geo.sizes(Int8Arguments) | {"depth": depth},
-        x=Pointer(anchor.x.source, geo.x.constant),
-        a_step=part(cut, "a_step"),
-        weights=Pointer(weights),
-        pixel_chunk=part(cut, "pixel_chunk"),
-        panel_chunk=part(cut, "panel_chunk"),
-        out=out,
-        out_step=out_step,
-        scratch=Scratch(),
-        scratch_stride=ScratchStride(),
-        sums=part(cut, "sums"),
-        copy=-1,
-        steps=depth,
+    words = Int8Arguments.cut_by(
+        cut,
+        **geo.sizes(Int8Arguments),
+        a=Pointer(anchor.x.source, geo.x.constant),
+        lda=part(cut, "a_step"),
+        b=Pointer(weights),
+        c=out,
+        ldc=out_step,
+        m=geo.pixels,
+        n=geo.outputs,
+        k=depth,
         part=part(cut, "part"),
         all_panels=geo.groups * ceildiv(geo.outputs, int8_panels.WIDTH),
         spare=int8_panels.spare_bytes(geo.depth, narrow, target),

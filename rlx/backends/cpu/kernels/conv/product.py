@@ -10,10 +10,18 @@ from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.accumulators import Matrix
+from rlx.backends.cpu.gemm.chunk import row_parts
 from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.gemm.tile import Tile, tile_of
 from rlx.backends.cpu.kernels.conv import im2col, register_tiles
-from rlx.backends.cpu.kernels.conv.geometry import ConvArguments, Geometry, PixelChunk, conv_epilogue, geometry
+from rlx.backends.cpu.kernels.conv.geometry import (
+    ConvArguments,
+    Geometry,
+    conv_epilogue,
+    gathered,
+    geometry,
+    window_product,
+)
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few
 from rlx.backends.cpu.llvm.builder import Module, size_of
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, name_kernel
@@ -25,8 +33,6 @@ from rlx.backends.cpu.schedule.arguments import (
     Part,
     Pointer,
     Routine,
-    Scratch,
-    ScratchStride,
     once,
     part,
 )
@@ -114,9 +120,10 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
     epilogue.prepare(emitter)
     ty, width = tile.scalar, tile.width
     w = ConvArguments.loaded(f)
-    depth = w.depth
-    chunk = PixelChunk(f, w, tile)
-    first, count = chunk.first, chunk.count
+    depth = w.k
+    product = window_product(f, w, tile)
+    at, count = product.at, product.columns
+    first = f.add(f.mul(at.matrix, w.n), at.n0)  # of its outputs, of those of all groups
 
     def of_part(a: str, q0: str, q1: str) -> None:
         rows = f.sub(q1, q0)
@@ -132,20 +139,22 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
         narrow = f.select(f.and_(ready, f.cmp("eq", f.sub(count, whole), last)), last, 0) if last else "0"
         done = f.add(whole, narrow)
         middle = f.select(f.cmp("gt", done, 0), f.add(q0, even), q1)
-        matrix, block = Matrix.of(f, tile, a, w.a_step, depth), (q0, middle)
-        weights = (chunk.panel_at(chunk.n0), depth)
+        matrix, block = Matrix.of(f, tile, a, w.lda, depth), (q0, middle)
+        weights = (product.panel(), depth)
         register_tiles.emit_tiles(emitter, epilogue, tile, matrix, tile.rows, weights, block, first, whole)
         if last:
-            one, weights = replace(tile, panels=-(-last // width)), (chunk.panel_at(f.add(chunk.n0, whole)), depth)
-            at = f.add(first, whole)
-            register_tiles.emit_tiles(emitter, epilogue, one, matrix, tile.rows, weights, block, at, narrow, last=last)
+            one, weights = replace(tile, panels=-(-last // width)), (product.panel(whole), depth)
+            after = f.add(first, whole)
+            register_tiles.emit_tiles(
+                emitter, epilogue, one, matrix, tile.rows, weights, block, after, narrow, last=last
+            )
 
         def rest(e: str, _: list[str]) -> None:
             """The columns that are left, then the rows."""
             above = f.cmp("eq", e, 0)
             start, stop = f.select(above, q0, middle), f.select(above, middle, q1)
             column = f.select(above, done, 0)
-            here = f.gep(a, f.mul(f.sub(start, q0), w.a_step), ty)
+            here = f.gep(a, f.mul(f.sub(start, q0), w.lda), ty)
             some = f.and_(f.cmp("lt", column, count), f.cmp("lt", start, stop))
             f.if_(some, lambda: sums_of(here, (start, stop), column))
 
@@ -156,15 +165,16 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
         start, left = f.add(first, done), f.sub(count, done)
         q0, q1 = pixels
         rows = f.sub(q1, q0)
-        c, step = chunk.place(epilogue.in_place, q0, start)
+        c, step = product.place(epilogue.in_place, q0, done)
         if few:
-            at = f.gep(w.weights, f.mul(start, depth), ty)
-            f.call(w.block, [a, w.a_step, at, c, step, rows, depth, left])
+            weights = f.gep(w.b, f.mul(start, depth), ty)
+            f.call(w.block, [a, w.lda, weights, c, step, rows, depth, left])
         else:
-            chunk.block(a, chunk.panel_at(f.add(chunk.n0, done)), (c, step), rows, left)
+            product.block(a, product.panel(done), (c, step), rows, left)
         epilogue.block(emitter, (q0, q1), (start, f.add(start, left)), c, step)
 
-    chunk.parts(from_window is not None, of_part)
+    windows = gathered(w, product) if from_window is None else product.in_memory
+    row_parts(f, (at.r0, at.r1), w.part, windows, of_part)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     scratch = part(cut, "scratch")
@@ -182,20 +192,17 @@ def _arguments(
     """What `ConvArguments` are."""
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
-    return ConvArguments.given(
+    return ConvArguments.cut_by(
+        cut,
         **geo.sizes(ConvArguments),
-        x=Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize),
-        a_step=part(cut, "a_step"),
-        weights=Pointer(anchor.w.source),
-        pixel_chunk=part(cut, "pixel_chunk"),
-        panel_chunk=part(cut, "panel_chunk"),
-        out=epilogue.out,
-        out_step=epilogue.out_step,
-        scratch=Scratch(),
-        scratch_stride=ScratchStride(),
-        sums=part(cut, "sums"),
-        copy=part(cut, "copy"),
-        steps=part(cut, "steps"),
+        a=Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize),
+        lda=part(cut, "a_step"),
+        b=Pointer(anchor.w.source),
+        c=epilogue.out,
+        ldc=epilogue.out_step,
+        m=geo.pixels,
+        n=geo.outputs,
+        k=geo.depth,
         part=part(cut, "part"),
         block=block,
         windows=windows,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.gemm.chunk import batch_indices, dot
+from rlx.backends.cpu.gemm.chunk import ProductArguments, batch_indices, dot
 from rlx.backends.cpu.gemm.epilogue import epilogue_of
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.gemm.tile import tile_of
@@ -22,8 +22,6 @@ from rlx.backends.cpu.schedule.arguments import (
     Part,
     Pointer,
     Routine,
-    Scratch,
-    ScratchStride,
     once,
     part,
 )
@@ -93,31 +91,22 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
 def _arguments(
     store: Store, anchor: Contract, cut: Callable[[Extents], ProductParts], block: Routine
 ) -> list[Argument]:
-    """What `GemmArguments` are. Code finds where each matrix of a batch lies (`dot`): the steps between them are 0."""
+    """What `ProductArguments` are; where each matrix of a batch lies code finds (`dot`)."""
     assert isinstance(anchor.a, Load)
     assert isinstance(anchor.b, Load)
     row = out_vars(len(store.extents))[-2]
     a = linear_index(anchor.a.indices, anchor.a.source.shape)
     c = linear_index(store.index, store.buffer.shape)
-    return gemm.GemmArguments.given(
+    return ProductArguments.cut_by(
+        cut,
         a=Pointer(anchor.a.source, a.constant * anchor.a.dtype.itemsize),
         lda=a.coefs.get(row, 0),
-        a_batch=0,
         b=Pointer(anchor.b.source),
-        b_batch=0,
         c=Pointer(store.buffer, c.constant * store.buffer.dtype.itemsize),
         ldc=c.coefs.get(row, 0),
-        c_batch=0,
         m=anchor.m,
         n=anchor.n,
         k=anchor.k,
-        batch=size_product(store.extents[:-2]),
-        row_chunk=part(cut, "row_chunk"),
-        panel_chunk=part(cut, "panel_chunk"),
-        scratch=Scratch(),
-        scratch_stride=ScratchStride(),
-        copy_bytes=part(cut, "copy_bytes"),
-        steps=part(cut, "steps"),
         block=block,
     )
 
