@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Rates, host_memory
 from rlx.backends.codegen.object_cache import ObjectCache
+from rlx.backends.codegen.reuse import Reuse
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
@@ -189,13 +190,14 @@ class CpuBackend(CodeGenerator):
     def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:
         made = self.made.setdefault(program, {})  # `emit`, which comes next, need not make it again
         work = self.work.get(program)
+        emit = Reuse(self.emit_kernel)
 
         def codes(kernels: Sequence[Kernel]) -> list[KernelCode]:
             own = [k for k in kernels if k.host is None and k.extents is None]
             for number, kernel in enumerate(own):
                 report("code", 0.5 * number / len(own))  # the rest is LLVM's
                 if kernel not in made:
-                    made[kernel] = self.emit_kernel(kernel)
+                    made[kernel] = emit(kernel)
                     if work is not None:
                         compile_codes(work, made[kernel])
             return [code for kernel in own for code in made[kernel]]

@@ -247,7 +247,7 @@ class Compiling:
 
     def add(self, name: str, ir: str, optimize: bool) -> None:
         """One more kernel. Raises CompileError for another of the same name."""
-        if self.given.get(name) is ir:  # what many kernels call comes many times, and is long
+        if self.given.get(name) == ir:  # kernels that are alike come many times, and what many call, which is long
             return
         self.given[name] = ir
         key = object_key(f"{name}\n{ir}", optimize)

@@ -1,0 +1,145 @@
+"""Code of kernels that are alike is made once, and is the code that each would have got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from targets import machine
+
+import rlx
+from rlx.backends.codegen.arguments import Computed, KernelCode, Pointer
+from rlx.backends.codegen.reuse import Form, Reuse
+from rlx.backends.cpu.backend import CpuBackend
+from rlx.compiler import stages_of
+from rlx.ir.dtype import DTYPES
+from rlx.ir.shape import evaluate
+from rlx.kernels.program import Buffer, Kernel
+from rlx.records import names_of, replace
+
+F32 = DTYPES["f32"]
+RNG = np.random.default_rng(3)
+
+
+def weights(*shape: int) -> Any:
+    """Small random numbers."""
+    return RNG.standard_normal(shape).astype(np.float32) / 8
+
+
+def transformer(g: rlx.Graph, layers: int) -> None:
+    """Layers of attention and two products, of one shape each."""
+    x = g.input("x", (1, 24, 64))
+    for i in range(layers):
+        q, k, v = (rlx.matmul(x, g.param(f"{name}{i}", data=weights(64, 64))) for name in "qkv")
+        q, k, v = (rlx.transpose(rlx.reshape(t, (1, 24, 4, 16)), (0, 2, 1, 3)) for t in (q, k, v))
+        a = rlx.reshape(rlx.transpose(rlx.attention(q, k, v), (0, 2, 1, 3)), (1, 24, 64))
+        x = rlx.layer_norm(x + a, g.param(f"s{i}", data=weights(64)), g.param(f"b{i}", data=weights(64)))
+        h = rlx.gelu(rlx.matmul(x, g.param(f"u{i}", data=weights(64, 128))) + g.param(f"c{i}", data=weights(128)))
+        x = rlx.softmax(x + rlx.matmul(h, g.param(f"d{i}", data=weights(128, 64))))
+    g.output(x)
+
+
+def convolutions(g: rlx.Graph, layers: int) -> None:
+    """Residual blocks of convolutions, with and without groups."""
+    x = g.input("x", (1, 32, 14, 14))
+    for i in range(layers):
+        h = rlx.relu(rlx.conv(x, g.param(f"w{i}", data=weights(32, 32, 1, 1))))
+        h = rlx.relu(rlx.conv(h, g.param(f"d{i}", data=weights(32, 1, 3, 3)), groups=32, pads=(1, 1, 1, 1)))
+        x = x + rlx.conv(h, g.param(f"v{i}", data=weights(32, 32, 3, 3)), pads=(1, 1, 1, 1))
+    g.output(x)
+
+
+def open_sizes(g: rlx.Graph, layers: int) -> None:
+    """Sizes that only a run knows, and parts of values."""
+    n = rlx.Dim("n", 1, 512)
+    x = g.input("x", (n, 40))
+    for i in range(layers):
+        x = rlx.matmul(x, g.param(f"w{i}", data=weights(40, 40))) * 0.5
+        x = rlx.concat(x[:, 20:], rlx.tanh(x[:, :20]), axis=1)
+    g.output(x)
+
+
+def kernels_of(build: Callable[[rlx.Graph, int], None], layers: int) -> list[Kernel]:
+    """The kernels of a net, laid out for AVX-512."""
+    graph = rlx.Graph("layers")
+    build(graph, layers)
+    program = stages_of(graph, CpuBackend(machine(vector_bytes=64)), rlx.CompileOptions()).program
+    assert program is not None
+    return [k for k in (*program.prepare, *program.run) if k.host is None and k.extents is None]
+
+
+def shown(thing: Any, at: dict[str, int]) -> Any:
+    """A word or number of chunks as it is compared: buffers by identity, functions by what they give."""
+    if isinstance(thing, Pointer):
+        return "pointer", place(thing.buffer), evaluate(thing.offset, at)
+    if isinstance(thing, Computed):
+        return shown(thing.fn, at)
+    return thing(at) if callable(thing) else thing
+
+
+def place(buffer: Buffer) -> object:
+    """The memory that a buffer is, views by where they lie."""
+    return buffer if buffer.root is None else (buffer.root, buffer.offset, buffer.shape, buffer.dtype)
+
+
+def facts(codes: list[KernelCode]) -> list[Any]:
+    """What runs of codes depend on."""
+    at = {"n": 77, "\0threads": 2}
+    return [(c.symbol, c.ir, c.optimize, c.sites, c.scratch_bytes(at), shown(c.chunks, at)) for c in codes] + [
+        [shown(word, at) for word in c.words] for c in codes
+    ]
+
+
+@pytest.mark.parametrize("build", [transformer, convolutions, open_sizes])
+def test_reused_code_is_what_each_kernel_would_have_got(build: Callable[[rlx.Graph, int], None]) -> None:
+    """Text, words with their buffers, chunks and scratch, kernel by kernel."""
+    backend = CpuBackend(machine(vector_bytes=64))
+    reuse = Reuse(backend.emit_kernel)
+    kernels = kernels_of(build, 4)
+    for kernel in kernels:
+        assert facts(reuse(kernel)) == facts(backend.emit_kernel(kernel)), kernel.how
+    assert reuse.emitted < len(kernels)
+
+
+@pytest.mark.parametrize("build", [transformer, convolutions, open_sizes])
+def test_more_layers_have_no_more_code(build: Callable[[rlx.Graph, int], None]) -> None:
+    """What is emitted does not grow with the number of equal layers."""
+    emitted = []
+    for layers in (4, 24):
+        reuse = Reuse(CpuBackend(machine(vector_bytes=64)).emit_kernel)
+        for kernel in kernels_of(build, layers):
+            reuse(kernel)
+        emitted.append(reuse.emitted)
+    assert emitted[0] == emitted[1]
+
+
+@pytest.mark.parametrize("field", [name for name in names_of(Buffer("b", "arena", (2,), F32)) if name != "name"])
+def test_kernels_whose_buffers_differ_are_not_alike(field: str) -> None:
+    """A buffer that differs in a field, other than its name and what it holds, makes another form."""
+    other: dict[str, Any] = {
+        "kind": "param", "shape": (8, 64), "dtype": DTYPES["i32"], "encoding": object(), "offset": 64, "space": "gpu",
+        "wide": True, "root": Buffer("root", "arena", (512,), F32), "data": np.zeros(512, np.float32),
+    }  # fmt: skip
+    buffer = Buffer("b", "arena", (512,), F32)
+    kernel = Kernel("k", operands=(buffer,))
+    changed = replace(kernel, operands=(replace(buffer, name="c", **{field: other[field]}),))
+    assert (Form(kernel).key == Form(changed).key) is (field == "data")
+
+
+def test_which_operands_are_the_same_buffer_counts() -> None:
+    """x + x is not x + y, though all have one shape."""
+    x, y = (Buffer(name, "arena", (8,), F32) for name in "xy")
+    keys = [Form(Kernel("k", operands=operands)).key for operands in ((x, x), (x, y), (y, x), (y, y))]
+    assert keys[0] == keys[3] != keys[1] == keys[2]
+
+
+def test_results_of_many_equal_layers_are_the_references() -> None:
+    """Each layer reads its own weights."""
+    graph = rlx.Graph("layers")
+    transformer(graph, 6)
+    x = RNG.standard_normal((1, 24, 64)).astype(np.float32)
+    (ours,) = rlx.compile(graph, device="cpu", cache=False).run({"x": x})
+    (expected,) = rlx.compile(graph, device="reference").run({"x": x})
+    np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-5)
