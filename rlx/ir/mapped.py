@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ __all__ = [
     "FileIdentity",
     "Place",
     "collect_files",
+    "give_back",
     "identity_of",
     "lies_in_file",
     "map_file",
@@ -43,6 +44,7 @@ class MappedFile(mmap.mmap):
 
     path: str
     identity: FileIdentity
+    writable: bool  # then what was written is in its pages only
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def map_file(fd: int, path: str, *, writable: bool = False) -> NDArray[np.uint8]
     access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
     with enough_memory(status.st_size, f"{path} as a mapped file"):
         memory = MappedFile(fd, status.st_size, access=access)
-    memory.path, memory.identity = os.path.abspath(path), identity_of(status)
+    memory.path, memory.identity, memory.writable = os.path.abspath(path), identity_of(status), writable
     return np.frombuffer(memory, np.uint8)
 
 
@@ -110,6 +112,28 @@ def place_of(array: NDArray[Any]) -> Place | None:
         return None
     start = int(np.frombuffer(memory, np.uint8).ctypes.data)
     return Place(memory.path, memory.identity, int(array.ctypes.data) - start, array.nbytes)
+
+
+def give_back(arrays: Iterable[NDArray[Any]], *, whole: bool = False) -> None:
+    """Takes the pages that these arrays have in mapped files out of this process; who reads them again, gets them anew.
+
+    `whole`: all pages of these files. The system keeps what it has read of a file, so coming back costs some 25 µs a
+    MiB. Nothing happens to memory that is no mapped file, and where the system can't do it.
+    """
+    advice = getattr(mmap, "MADV_DONTNEED", None)
+    files: dict[int, mmap.mmap] = {}
+    for array in arrays:
+        memory = mapping_of(array)
+        if advice is None or not isinstance(memory, MappedFile) or memory.writable or not array.nbytes:
+            continue
+        if whole:
+            files[id(memory)] = memory
+            continue
+        place = int(array.ctypes.data) - int(np.frombuffer(memory, np.uint8).ctypes.data)
+        start = place - place % mmap.PAGESIZE
+        memory.madvise(advice, start, min(place + array.nbytes, len(memory)) - start)
+    for memory in files.values():
+        memory.madvise(advice)
 
 
 class Unread(mmap.mmap):

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from rlx.backends.codegen.check import check_supported
-from rlx.backends.codegen.table import phases_of
+from rlx.backends.codegen.table import Phase, phases_of
 from rlx.backends.cpu.jit.compile import Compiling
 from rlx.backends.cpu.runtime.concurrent_phases import priced
 from rlx.backends.cpu.runtime.executable import CpuExecutable
 from rlx.backends.cpu.runtime.shared import Shared
 from rlx.backends.cpu.schedule.arguments import KernelCode, Routine
+from rlx.disk import content_key
 from rlx.ir.graph import Graph
 from rlx.kernels.program import Kernel, Program
 from rlx.options import CompileOptions
+from rlx.records import replace
 
 __all__ = ["build", "compile_codes"]
 
@@ -34,11 +36,35 @@ def build(
     with work:
         compile_codes(work, [p.code for p in (*prepare, *run) if p.code is not None])
         addresses = work.finish()
+    bare = _Bare()
+    prepare, run = [bare(p) for p in prepare], [bare(p) for p in run]
     shared = Shared(graph, program, options, prepare, run, addresses, marks)
     data = {v.name: v.data for v in graph.params if v.data is not None}
     if data:
         shared.set_params(data)
     return CpuExecutable(shared)
+
+
+class _Bare:
+    """Phases without the text of their code, some MB that nobody reads again; routines are told by a hash of theirs."""
+
+    def __init__(self) -> None:
+        self.codes: dict[int, tuple[KernelCode, KernelCode]] = {}  # by identity: what it was made of stays there
+        self.routines: dict[Routine, Routine] = {}
+
+    def __call__(self, phase: Phase) -> Phase:
+        code = phase.code
+        if code is None:
+            return phase
+        if id(code) not in self.codes:
+            words = tuple(self.routine(word) if isinstance(word, Routine) else word for word in code.words)
+            self.codes[id(code)] = code, replace(code, ir="", words=words)
+        return replace(phase, code=self.codes[id(code)][1])
+
+    def routine(self, routine: Routine) -> Routine:
+        if routine not in self.routines:
+            self.routines[routine] = Routine(routine.symbol, content_key(routine.ir))
+        return self.routines[routine]
 
 
 def compile_codes(work: Compiling, codes: Iterable[KernelCode]) -> None:

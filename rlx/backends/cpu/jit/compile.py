@@ -27,6 +27,7 @@ from rlx.backends.cpu.jit.load import (
     runtime_objects,
     undivided,
 )
+from rlx.backends.cpu.jit.resident import give_back_heap, give_back_library, give_back_now_and_then
 from rlx.backends.cpu.target import Target
 from rlx.backends.granted import cpu_count
 from rlx.disk import content_key
@@ -61,7 +62,15 @@ def llvm() -> ModuleType:
 
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
+    give_back_library(library_path())  # half of what compiling needs later has been touched by now
     return binding  # type: ignore[no-any-return]
+
+
+def library_path() -> str | None:
+    """The file of llvmlite's library, as it was loaded."""
+    from llvmlite.binding import ffi
+
+    return getattr(ffi.lib, "_name", None)
 
 
 @functools.cache
@@ -112,7 +121,7 @@ def unlocked(name: str) -> Any:
     from llvmlite.binding import ffi
 
     locked = getattr(ffi.lib, name)
-    where = getattr(ffi.lib, "_name", None)
+    where = library_path()
     if where is None:
         return locked
     function = getattr(ctypes.CDLL(where), name)
@@ -155,6 +164,7 @@ def emit(module: Any, machine: Any, *, optimize: bool) -> bytes:
         return ctypes.string_at(ffi.lib.LLVMPY_GetBufferStart(buffer), ffi.lib.LLVMPY_GetBufferSize(buffer))
     finally:
         ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
+        give_back_now_and_then(library_path())
 
 
 @undivided
@@ -306,6 +316,9 @@ class Compiling:
         self.crew.finish(lambda part: report("code", 0.5 + part / 2))
         with undivided, lock:
             self.held |= load_bundles([*found, *self.objects])
+        if self.objects:
+            give_back_library(library_path())
+        give_back_heap()
         places = {name: self.held[key].kernels[key] for name, key in self.keys.items()}
         return Kernels(places, self.held.values())
 

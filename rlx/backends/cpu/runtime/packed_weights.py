@@ -72,7 +72,7 @@ def _phase_key(phase: Phase, keys: Keys) -> str | None:
     words = [_word_key(word, names) for word in phase.code.words]
     if None in words:
         return None
-    return _digest((phase.code.ir, phase.code.optimize, phase.code.chunks(ALONE), words))
+    return _digest((phase.code.symbol, phase.code.optimize, phase.code.chunks(ALONE), words))
 
 
 def _word_key(word: Argument, names: Mapping[Buffer, str]) -> object:

@@ -14,9 +14,9 @@ from rlx.backends.cpu.runtime import packed_weights
 from rlx.backends.cpu.runtime.binding import Binding, aligned_bytes
 from rlx.backends.cpu.runtime.residency import Mask
 from rlx.ir.graph import Array
-from rlx.ir.mapped import mapping_of
+from rlx.ir.mapped import give_back, mapping_of
 from rlx.kernels.program import Buffer
-from rlx.progress import is_watched, report
+from rlx.progress import report
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.runtime.shared import Shared
@@ -33,10 +33,12 @@ def pack_outdated(shared: Shared) -> None:
     outdated = [phase for phase in outdated if partly.isdisjoint(phase.kernel.writes())]
     phases = _unshared(shared, outdated)
     report("pack")
-    groups = _groups(phases) if is_watched() else [phases]
+    groups = _groups(phases)
     for number, group in enumerate(groups):
         report("pack", number / len(groups))
         _run(shared, group)
+        give_back(_sources(shared, group))  # in step, so that memory never holds both forms of all weights
+    give_back(_sources(shared, phases), whole=True)  # what passes have looked at, too
     for buffer in {b.base for phase in phases for b in phase.kernel.writes()}:
         packed_weights.offer(shared.keys[buffer], shared.memory[buffer])
     for panels in partly:
@@ -56,13 +58,20 @@ def _run(shared: Shared, phases: Sequence[Phase]) -> None:
         raise binding.error(block, status)
 
 
+def _sources(shared: Shared, phases: Sequence[Phase]) -> list[Array]:
+    """The params and constants that these phases read, where they lie."""
+    roots = dict.fromkeys(b.base for phase in phases for b in phase.kernel.reads())
+    found = [shared.params.get(root) if root.kind == "param" else root.data for root in roots]
+    return [array for array in found if array is not None]
+
+
 def _groups(phases: Sequence[Phase]) -> list[Sequence[Phase]]:
-    """The phases in parts that write some bytes each, so that it can be told how far packing is."""
+    """The phases in parts that read and write some bytes each: what they read can go when a part is done."""
     groups: list[list[Phase]] = [[]]
     room = BLOCK
     for phase in phases:
         groups[-1].append(phase)
-        room -= sum(b.nbytes({}) for b in phase.kernel.writes())
+        room -= sum(b.nbytes({}) for b in (*phase.kernel.reads(), *phase.kernel.writes()))
         if room <= 0:
             groups.append([])
             room = BLOCK
