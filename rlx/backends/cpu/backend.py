@@ -189,13 +189,15 @@ class CpuBackend(CodeGenerator):
     def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:
         made = self.made.setdefault(program, {})  # `emit`, which comes next, need not make it again
         work = self.work.get(program)
+        texts: dict[str, str] = {}  # equal functions have one text
 
         def codes(kernels: Sequence[Kernel]) -> list[KernelCode]:
             own = [k for k in kernels if k.host is None and k.extents is None]
             for number, kernel in enumerate(own):
                 report("code", 0.5 * number / len(own))  # the rest is LLVM's
                 if kernel not in made:
-                    made[kernel] = self.emit_kernel(kernel)
+                    own_codes = self.emit_kernel(kernel)
+                    made[kernel] = [replace(c, ir=texts.setdefault(c.ir, c.ir)) for c in own_codes]
                     if work is not None:
                         compile_codes(work, made[kernel])
             return [code for kernel in own for code in made[kernel]]
@@ -213,7 +215,7 @@ class CpuBackend(CodeGenerator):
         return CodeSizes(
             phases=len(every),
             functions=len(sources),
-            text=sum(len(c.ir) for c in every),
+            text=sum(map(len, {c.ir for c in every})),
             words=8 * sum(len(c.words) for c in every),
             scratch=scratch,
             prepare_scratch=threads * max((c.scratch_bytes({THREADS: threads}) for c in prepare), default=0),
