@@ -101,7 +101,8 @@ class MemoryDeficit(RlxError, MemoryError):
     """The model does not fit in the budget or the memory that is free.
 
     All sizes are bytes: `missing_bytes` is by how much `peak_bytes` is above `budget_bytes`; `parts` are what the peak
-    is made of; `remedies` (of `rlx.estimate.memory.Remedy`) what would help.
+    is made of; `remedies` (of `rlx.estimate.memory.Remedy`) what would help. `estimate` is the `MemoryEstimate` that
+    was compared, None where there was none.
     """
 
     def __init__(
@@ -112,8 +113,10 @@ class MemoryDeficit(RlxError, MemoryError):
         peak_bytes: int = 0,
         parts: Mapping[str, int] | None = None,
         remedies: Sequence[Any] = (),
+        estimate: Any = None,
     ) -> None:
         super().__init__(message)
+        self.estimate = estimate
         self.budget_bytes = budget_bytes
         self.peak_bytes = peak_bytes
         self.missing_bytes = max(0, peak_bytes - budget_bytes)

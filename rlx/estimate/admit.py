@@ -176,7 +176,12 @@ class Admission:
             log.warning(message)
             return
         raise MemoryDeficit(
-            message, budget_bytes=allowed, peak_bytes=peak, parts=needs.parts_at_peak, remedies=remedies
+            message,
+            budget_bytes=allowed,
+            peak_bytes=peak,
+            parts=needs.parts_at_peak,
+            remedies=remedies,
+            estimate=needs,
         )
 
 

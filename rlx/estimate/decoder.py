@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 
+from rlx.backends import check_options, choose_backend, device_named
 from rlx.backends.base import CodeGenerator
+from rlx.compiler import legal_graph, lower_graph
+from rlx.errors import MemoryDeficit
 from rlx.estimate.calibrate import Overhead
-from rlx.estimate.graph import estimate_graph
+from rlx.estimate.graph import lowered_of
+from rlx.estimate.layers import layer_of, stand_ins
 from rlx.estimate.language import NARROWER, LanguageModelFile, Shape, kv_bytes
-from rlx.estimate.memory import Axis, MemoryEstimate
+from rlx.estimate.memory import Axis, MemoryEstimate, Remedy
 from rlx.ir.encoding import encoding_named
 from rlx.ir.encodings import ENCODINGS
 from rlx.models.decoder import Decoder, build_decoder
@@ -19,13 +24,17 @@ from rlx.models.source import open_source
 from rlx.options import CompileOptions
 from rlx.records import dataclass, replace
 
-__all__ = ["Grown", "build_unread", "estimate_decoder"]
+__all__ = ["Grown", "build_unread", "estimate_decoder", "largest_context"]
 
+SIZED = ("activation", "input", "output", "state", "workspace")  # parts that depend on the context
 STEPS = (1, 16, 64, 256, 512, 1024, 2048)  # tokens of a step whose peaks are told
 
 
-def build_unread(path: str | os.PathLike[str], shape: Shape) -> Decoder:
-    """The graph of its files, whose weights are not read. Raises `ModelFormatError` where load_llm does not take it."""
+def build_unread(path: str | os.PathLike[str], shape: Shape, layers: Sequence[int] | None = None) -> Decoder:
+    """The graph of its files, or of some layers, whose weights are not read.
+
+    Raises `ModelFormatError` where load_llm does not take it.
+    """
     return build_decoder(
         replace(open_source(path), decoded=False),
         context=shape.context,
@@ -33,6 +42,7 @@ def build_unread(path: str | os.PathLike[str], shape: Shape) -> Decoder:
         prefill=shape.prefill,
         kv_dtype=shape.kv_dtype,
         sampling=True,
+        layers=layers,
     )
 
 
@@ -40,25 +50,99 @@ def estimate_decoder(
     file: LanguageModelFile,
     shape: Shape,
     decoder: Decoder,
-    again: Callable[[Shape], Decoder],
+    again: Callable[[Shape, Sequence[int] | None], Decoder],
     backend: CodeGenerator,
     options: CompileOptions,
     overhead: Overhead,
 ) -> MemoryEstimate:
     """What it takes at the upper bounds of its sizes: `prefill` tokens of each sequence, and all rows of logits.
 
-    `decoder` is that of the shape, `again` makes those of others. Other contexts follow from one plan; other batches
-    and formats of weights are forecasts.
+    `decoder` is that of the shape, `again` makes those of others, and of some layers. Other contexts follow from one
+    plan; other batches and formats of weights are forecasts.
     """
+    check_options(backend, options)
 
     @cache
     def plan(other: Shape) -> Grown:
-        graph = (decoder if other == shape else again(other)).graph
-        planned = estimate_graph(graph, backend, replace(options, dims=None), overhead)
+        whole = decoder if other == shape else again(other, None)
+        planned = _planned(whole, lambda layers: again(other, layers), backend, replace(options, dims=None), overhead)
         return Grown(planned, other.context, other.batch)
 
     made = _Planned(file, shape, plan, decoder.config.head_dim).at(shape)
     return replace(made, bucket_peaks=_step_peaks(plan(shape).planned, shape))
+
+
+def _planned(
+    whole: Decoder,
+    some: Callable[[Sequence[int]], Decoder],
+    backend: CodeGenerator,
+    options: CompileOptions,
+    overhead: Overhead,
+) -> MemoryEstimate:
+    """The estimate at the upper bounds, of the layers that stand for all."""
+    counts = stand_ins(whole)
+    part = whole if len(counts) == whole.config.layers else some(list(counts))
+    _, legal, _ = legal_graph(part.graph, backend, options.precision)
+    program = lower_graph(legal, backend, options.packing)
+
+    def times(param: str) -> int:
+        layer = layer_of(param)
+        return 1 if layer is None else counts.get(layer, 1)
+
+    lowered = lowered_of(whole.graph, program, backend, options, overhead, times=times)
+    words = lowered.sizes.words * len(whole.graph.nodes) // len(part.graph.nodes)
+    made = replace(lowered, sizes=replace(lowered.sizes, words=words)).at_bounds()
+    assert made is not None  # all dims of a decoder have bounds
+    if part is whole:
+        return made
+    note = f"planned with {len(counts)} of {whole.config.layers} layers, which the others are like"
+    return replace(made, notes=(*made.notes, note))
+
+
+def largest_context(
+    error: MemoryDeficit, path: str | os.PathLike[str], shape: Shape, options: CompileOptions
+) -> tuple[int, list[Remedy]]:
+    """The longest context, up to that of the shape, with which what did not fit does; 0 if there is none.
+
+    And what else would help, which stored code does not know.
+    """
+    backend = choose_backend(device_named(options.device))
+    if not isinstance(backend, CodeGenerator) or error.estimate is None:
+        return 0, list(error.remedies)
+
+    @cache
+    def plan(context: int) -> Grown:
+        other = replace(shape, context=context)
+        planned = _planned(build_unread(path, other), partial(build_unread, path, other), backend, options, Overhead(0))
+        own = {f"{part}_bytes": getattr(planned, f"{part}_bytes") for part in SIZED}
+        return Grown(replace(error.estimate, **own, axes=planned.axes), context, shape.batch)
+
+    remedies = list(error.remedies) or plan(shape.context).planned.remedies(error.budget_bytes)
+    return _largest(plan, shape.context, error.budget_bytes), remedies
+
+
+def _largest(plan: Callable[[int], Grown], asked: int, allowed: int) -> int:
+    """The longest context below `asked` with a peak of at most `allowed` bytes.
+
+    Scratch grows with the context too, from some length on. So a plan says too much of shorter contexts and too little
+    of longer ones; few plans are enough to find the length at which one fits and no longer one can.
+    """
+    above = plan(asked)
+    least = above.longest(allowed, asked)
+    while least:
+        fits = plan(least)
+        most = fits.longest(allowed, above.context)
+        if most == least:
+            break
+        above = plan(most)
+        if above.planned.peak_bytes <= allowed:
+            return most
+        steps = (above.planned.workspace_bytes - fits.planned.workspace_bytes) / (most - least)
+        between = replace(fits, scratch_step=steps).longest(allowed, most)
+        if between == least:
+            break
+        least = between
+    return least
 
 
 @dataclass(frozen=True)
@@ -72,16 +156,30 @@ class Grown:
     planned: MemoryEstimate
     context: int
     batch: int
+    scratch_step: float = 0  # bytes of scratch that a token more of context takes
+
+    def longest(self, allowed: int, below: int) -> int:
+        """The longest context below a number whose peak is at most that; 0 if there is none."""
+        least = 0
+        while below - least > 1:
+            middle = (least + below) // 2
+            least, below = (middle, below) if self.at(middle).peak_bytes <= allowed else (least, middle)
+        return least
 
     def at(self, context: int) -> MemoryEstimate:
         """The same with a cache of `context` tokens."""
         made, tokens = self.planned, self.planned.axes.get("tokens")
         if tokens is not None and context < tokens.current:
             less = tokens.at(context)
-            parts = ("activation_bytes", "input_bytes", "output_bytes", "workspace_bytes")
-            made = replace(made, **{name: getattr(less, name) for name in parts}, axes=less.axes)
+            own = {f"{part}_bytes": getattr(less, f"{part}_bytes") for part in SIZED if part != "state"}
+            made = replace(made, **own, axes=less.axes)
         lengths = 8 * self.batch
-        return replace(made, state_bytes=lengths + (made.state_bytes - lengths) // self.context * context)
+        more = math.ceil(self.scratch_step * (context - self.context))
+        return replace(
+            made,
+            state_bytes=lengths + (made.state_bytes - lengths) // self.context * context,
+            workspace_bytes=made.workspace_bytes + more,
+        )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from shlex import quote
 from typing import Any
 
@@ -19,7 +19,7 @@ from rlx.ir.mapped import lies_in_file, read_in_place
 from rlx.ir.shape import Symbol, evaluate, numel, symbols
 from rlx.ir.verify import verify
 from rlx.kernels.prepared import alike
-from rlx.kernels.program import Buffer, Program
+from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
 from rlx.plan.arena import Schedule
@@ -93,13 +93,17 @@ def lowered_of(
     held: Mapping[str, Any] | None = None,
     file_bytes: Callable[[Collection[str]], int] = lambda kept: 0,
     equal: Mapping[str, str] | None = None,
+    times: Callable[[str], int] = lambda param: 1,
 ) -> Lowered:
-    """The program of a graph with all that its memory depends on; arguments as in `estimate_graph`."""
+    """The program of a graph with all that its memory depends on; arguments as in `estimate_graph`.
+
+    `times`: the program has a part of the graph only, in which the param stands for so many like it.
+    """
     data = {p.name: p.data for p in graph.params}
     in_file = mapped if mapped is not None else lambda name: (a := data.get(name)) is not None and read_in_place(a)
     if equal is None:
         equal = equal_arrays({p.name: (p.type.encoding, p.data) for p in graph.params if p.data is not None})
-    weights = weigh(program, in_file, _checked_held(graph, held or {}), equal)
+    weights = weigh(program, in_file, _checked_held(graph, held or {}), equal, times)
     sizes = backend.code_sizes(program, options)
     return Lowered(graph, program, schedule(program), options, sizes, weights, backend.name, overhead, file_bytes)
 
@@ -146,14 +150,28 @@ class Weights:
     twice: tuple[Buffer, ...]  # the leaves that are kept as they are and packed too
 
 
-def weigh(program: Program, in_file: Mapped, held: Mapping[str, int], equal: Mapping[str, str]) -> Weights:
+def weigh(
+    program: Program,
+    in_file: Mapped,
+    held: Mapping[str, int],
+    equal: Mapping[str, str],
+    times: Callable[[str], int] = lambda param: 1,
+) -> Weights:
     """Adds up params, constants and what `prepare` makes; each param once, however often it is used.
 
     Of `equal` params there is one copy, and one of what is packed of them; those that are read in a file lie there.
+    A param, with what is made of it, counts so many times.
     """
     by_name = {p.name: p for p in program.params}
     same = {by_name[a]: by_name[b] for a, b in equal.items() if a in by_name and b in by_name}
     packed, _ = alike(program, same)
+    made_of = {b.base: own for kernel, own in _origins(program) for b in kernel.writes()}
+
+    def total(buffers: Iterable[Buffer], least: int = 0) -> int:
+        def count(b: Buffer) -> int:
+            return max((times(p.name) for p in made_of.get(b, {b}) if p.kind == "param"), default=1)
+
+        return sum(max(_bound(b), least) * count(b) for b in buffers)
 
     def place(b: Buffer) -> Buffer:
         """The param whose memory a param has."""
@@ -170,12 +188,12 @@ def weigh(program: Program, in_file: Mapped, held: Mapping[str, int], equal: Map
         b for b in from_file if b not in in_place
     ]
     return Weights(
-        stored=sum(_bound(p) for p in program.params),
-        kept=sum(_bound(p) for p in kept_new),
-        kept_mapped=sum(map(_bound, kept_mapped)),
-        packed=sum(max(_bound(b), 8) for b in program.buffers("prepared") if b not in packed),
-        constants=sum(_bound(b) for b in program.constants if b not in from_file),
-        copies=sum(map(_bound, copied)),
+        stored=total(program.params),
+        kept=total(kept_new),
+        kept_mapped=total(kept_mapped),
+        packed=total((b for b in program.buffers("prepared") if b not in packed), 8),
+        constants=total(b for b in program.constants if b not in from_file),
+        copies=total(copied),
         held=sum(held.values()),
         held_names=tuple(held),
         kept_names=frozenset(b.name for b in (*program.params, *in_place) if b in kept),
@@ -205,6 +223,14 @@ def kept_leaves(program: Program) -> set[Buffer]:
     """
     kept = {b.base for kernel in program.run for b in kernel.reads() if b.base.kind in ("param", "const")}
     kept |= {b.base for _, b in program.outputs if b.base.kind in ("param", "const")}
+    for _, own in _origins(program):
+        if len(own) > 1:
+            kept |= own
+    return kept
+
+
+def _origins(program: Program) -> Iterator[tuple[Kernel, set[Buffer]]]:
+    """Each kernel of `prepare` with the params that it reads, or that what it reads was made of."""
     sources: dict[Buffer, set[Buffer]] = {}
     for kernel in program.prepare:
         own: set[Buffer] = set()
@@ -212,9 +238,7 @@ def kept_leaves(program: Program) -> set[Buffer]:
             own |= {b.base} if b.base.kind == "param" else sources.get(b.base, set())
         for b in kernel.writes():
             sources.setdefault(b.base, set()).update(own)
-        if len(own) > 1:
-            kept |= own
-    return kept
+        yield kernel, own
 
 
 def _bound(buffer: Buffer) -> int:

@@ -16,7 +16,7 @@ from rlx.importers.folder import read_folder
 from rlx.importers.gguf import read_gguf_parts
 from rlx.ir.encoding import Encoding, encoding_named
 from rlx.ir.value import TensorType, stored_as
-from rlx.models.sizes import CONTEXT, PREFILL
+from rlx.models.sizes import CONTEXT, KV_DTYPES, PREFILL
 from rlx.records import dataclass, replace
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "shape_of",
 ]  # fmt: skip
 
-KV_DTYPES = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "q8_0", "q4_0")
 NARROWER = ("q8_0", "q4_0")  # what weights could be quantised to
 _FORECAST = "a forecast, of the weights as stored, the KV cache, and the rest by rules; loading plans it exactly"
 WORKSPACE = 1 << 20  # bytes a thread that no kernel's tiles exceed

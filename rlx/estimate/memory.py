@@ -178,6 +178,7 @@ class MemoryEstimate:
             peak_bytes=own.peak_bytes,
             parts=parts,
             remedies=remedies,
+            estimate=own,
         )
 
     def max_batch(self, budget: int | str, dim: str | None = None) -> int:

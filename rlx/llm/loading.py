@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -14,7 +15,8 @@ from rlx.disk import path_of
 from rlx.errors import CompileError, MemoryDeficit, ModelFormatError, OptionError
 from rlx.llm.model import LanguageModel
 from rlx.models.sizes import KV_DTYPES, WANTED
-from rlx.records import replace
+from rlx.options import CompileOptions
+from rlx.records import names_of, replace
 from rlx.runtime.session import LoadKeywords, Session, kind_of
 
 __all__ = ["KV_DTYPES", "load_llm"]
@@ -58,7 +60,7 @@ def load_llm(
     try:
         model = Session().load(path, **options)
     except MemoryDeficit as error:
-        raise _with_largest(error, path, context) from None
+        raise _with_largest(error, path, dims, options) from None
     except OptionError:
         from rlx.models.families import family_of
         from rlx.models.source import open_source
@@ -74,24 +76,23 @@ def load_llm(
     return made
 
 
-def _with_largest(error: MemoryDeficit, path: str | os.PathLike[str], context: int | None) -> MemoryDeficit:
-    """The error in terms of what load_llm takes, with about the largest context that fits.
-
-    For that the parts that may grow with it are scaled down, by more.
-    """
+def _with_largest(
+    error: MemoryDeficit, path: str | os.PathLike[str], dims: Mapping[str, Any], options: Mapping[str, Any]
+) -> MemoryDeficit:
+    """The error in terms of what load_llm takes, with the largest context that fits."""
     from rlx.estimate.admit import WAYS_OUT  # slow to import
+    from rlx.estimate.decoder import largest_context
     from rlx.estimate.language import read_gguf_model, read_hf_model, shape_of
     from rlx.estimate.memory import remedy_lines
 
     _, kind = kind_of(path_of(path, "load_llm"))
     file = read_gguf_model(path) if kind == ".gguf" else read_hf_model(path)
-    asked = shape_of(file, context).context
-    growing = sum(error.parts.get(part, 0) for part in ("state", "activation", "workspace"))
-    left = growing - error.missing_bytes
-    largest = int(asked * left / growing * 0.9) if growing else 0
-    hint = f"About context={largest} fits" if largest > 0 else "It fits with no context, however short"
+    shape = shape_of(file, **{name: size for name, size in dims.items() if name != "sampling"})
+    own = {name: value for name, value in options.items() if name in names_of(CompileOptions) and name != "dims"}
+    largest, found = largest_context(error, path, shape, CompileOptions().with_options(own))
+    hint = f"context={largest} is the largest that fits" if largest > 0 else "It fits with no context, however short"
     head, _, parts = str(error).replace(WAYS_OUT, LANGUAGE_WAYS_OUT).partition("\nremedies")
-    named = [replace(r, action=r.action.replace("tokens ", "prefill ")) for r in error.remedies]
+    named = [replace(r, action=r.action.replace("tokens ", "prefill ")) for r in found]
     remedies = [r for r in named if not r.action.startswith("rows ")]  # not for the caller to choose
     return MemoryDeficit(
         "\n".join([head, *(remedy_lines(remedies) if parts else ()), hint]),
@@ -99,4 +100,5 @@ def _with_largest(error: MemoryDeficit, path: str | os.PathLike[str], context: i
         peak_bytes=error.peak_bytes,
         parts=error.parts,
         remedies=remedies,
+        estimate=error.estimate,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlx import ops
@@ -48,13 +49,14 @@ def build_decoder(
     prefill: int = PREFILL,
     kv_dtype: str = "f32",
     sampling: bool = False,
+    layers: Sequence[int] | None = None,
 ) -> Decoder:
     """The decoder of a GGUF file or a folder with safetensors, its weights as they lie in the files.
 
     `context`: positions that the cache has room for (None: those that the model was made for, 4,096 at most);
     `prefill`: the most tokens of a sequence in one run; `kv_dtype`: of the cache, one of KV_DTYPES; `sampling`:
-    with the inputs of `sampler_of`, and the outputs `sampled` [rows] (i32) and `logprob` [rows]. Raises
-    `ModelFormatError` and `OptionError`.
+    with the inputs of `sampler_of`, and the outputs `sampled` [rows] (i32) and `logprob` [rows]. `layers`: these
+    layers only, for an estimate. Raises `ModelFormatError` and `OptionError`.
     """
     source = path if isinstance(path, Source) else open_source(path)
     family = family_of(source)
@@ -71,19 +73,20 @@ def build_decoder(
     config = family.configure(config, source, capacity)
     tokens = Dim("tokens", 1, min(prefill, capacity))
     b = CachedBlocks(source, family, config, Room(batch, capacity, tokens, kv_dtype))
-    _add_program(b, family, sampling)
-    check_used(b)
+    _add_program(b, family, sampling, range(config.layers) if layers is None else layers)
+    if layers is None:
+        check_used(b)
     b.graph.name = Path(source.path).stem if source.gguf else Path(source.path).parent.name or source.architecture
     return Decoder(b.graph, config, source)
 
 
-def _add_program(b: CachedBlocks, family: Family, sampling: bool) -> None:
+def _add_program(b: CachedBlocks, family: Family, sampling: bool, layers: Sequence[int]) -> None:
     g, room, config = b.graph, b.room, b.config
     ids = g.input("ids", (room.batch, room.tokens), "i64")
     counts = g.input("counts", (room.batch,), "i64")
     wanted = g.input("wanted", (Dim("rows", 1, max(room.batch, WANTED)),), "i64")
     x = family.embed(b, ids)
-    for layer in range(config.layers):
+    for layer in layers:
         x = family.layer(b, x, layer)
     rows = ops.gather(ops.reshape(x, (room.tokens * room.batch, config.hidden)), wanted, axis=0)
     hidden = family.norm(b, rows, "output_norm", None)

@@ -227,12 +227,18 @@ def test_loading_is_refused_with_reasons(path: Path, tmp_path: Path) -> None:
 
 
 def test_the_largest_context_that_fits_is_told(path: Path) -> None:
-    with pytest.raises(MemoryDeficit, match=r"About context=\d+ fits") as caught:
-        rlx.load_llm(path, context=200_000, budget="60MB", device="cpu")
-    largest = int(str(caught.value).rpartition("context=")[2].split()[0])
-    assert rlx.load_llm(path, context=largest, budget="60MB", device="cpu").context == largest
-    with pytest.raises(MemoryDeficit):
-        rlx.load_llm(path, context=largest * 5 // 4, budget="60MB", device="cpu")
+    """To the token: also below the tokens of a run, where the arena shrinks with it, and for stored code."""
+    for asked, budget in ((190_000, 60_000_000), (150, 15_250_000)):
+        for cached in (False, True):
+            options: dict[str, Any] = {"budget": budget, "device": "cpu", "cache": cached}
+            if cached:
+                rlx.load_llm(path, context=asked, device="cpu")
+            with pytest.raises(MemoryDeficit, match=r"context=\d+ is the largest that fits") as caught:
+                rlx.load_llm(path, context=asked, **options)
+            largest = int(str(caught.value).rpartition("context=")[2].split()[0])
+            assert rlx.load_llm(path, context=largest, **options).context == largest
+            with pytest.raises(MemoryDeficit):
+                rlx.load_llm(path, context=largest + 1, **options)
 
 
 def test_a_deficit_speaks_of_what_load_llm_takes(path: Path) -> None:

@@ -215,7 +215,7 @@ class CpuBackend(CodeGenerator):
         return CodeSizes(
             phases=len(every),
             functions=len(sources),
-            text=sum(len(c.ir) for c in every),
+            text=sum(map(len, {c.ir for c in every})),
             words=8 * sum(len(c.words) for c in every),
             scratch=scratch,
             prepare_scratch=threads * max((c.scratch_bytes({THREADS: threads}) for c in prepare), default=0),
