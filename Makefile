@@ -32,8 +32,9 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 
-docs: $(VENV)/.installed-docs  ## the documentation as pages, in build/docs
+docs: $(VENV)/.installed-docs  ## the documentation as pages, in build/docs; with chromium also pictures, in build/docs/screenshots
 	@$(VENV)/bin/sphinx-build --builder html --fail-on-warning --keep-going --quiet docs build/docs
+	@$(PY) tools/screenshots.py build/docs build/docs/screenshots
 
 wheel: $(VENV)/.installed-dev  ## the wheels rlx and rlx-runtime and the source archive, built and checked, in dist
 	@rm -rf dist

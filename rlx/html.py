@@ -19,6 +19,7 @@ __all__ = [
     "text",
 ]
 
+LEAST_SCALE = 0.85  # of a picture; where there is less room, it is scrolled
 COLOURS = ("#4c78c8", "#d99a1c", "#e0604f", "#4fae9c", "#3f9f55", "#d873a0", "#9363cf", "#6f9bd8", "#98734f", "#8a8f98")
 
 STYLE = """
@@ -35,9 +36,9 @@ STYLE = """
 .rlx svg text.n { fill: #14171a; pointer-events: none }
 .rlx svg .b { stroke: #fff8; stroke-width: .7 } .rlx svg .hit { stroke: var(--mark); stroke-width: 3 }
 .rlx svg .disturbed { fill-opacity: .35; stroke: var(--mark); stroke-dasharray: 3 2 }
-.rlx .wide { overflow-x: auto; max-width: 100% } .rlx .wide svg { min-width: 560px }
+.rlx .wide { overflow-x: auto; max-width: 100% }
 .rlx .zoom { border: 1px solid var(--line); height: 520px; touch-action: pan-y }
-.rlx .zoom svg { width: 100%; height: 100%; min-width: 0; cursor: grab }
+.rlx .zoom svg { width: 100%; height: 100%; min-width: 0 !important; cursor: grab }
 .rlx table { border-collapse: collapse; font-size: 13px; margin: 0 0 10px; color: inherit }
 .rlx th, .rlx td { padding: 3px 10px; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top;
   background: none }
@@ -112,7 +113,7 @@ for (const frame of document.querySelectorAll('.rlx .zoom')) {
   const acts = {in: () => zoom(0.7, ...middle()), out: () => zoom(1 / 0.7, ...middle()),
     all: () => { box = [...all]; set(); },
     start: () => {
-      const width = Math.min(all[2], Math.max(svg.clientWidth, 360));
+      const width = Math.max(svg.clientWidth, 360);
       box = [all[0] + (all[2] - width) / 2, all[1], width, width * svg.clientHeight / svg.clientWidth]; set();
     }};
   for (const button of frame.closest('section').querySelectorAll('button[data-zoom]'))
@@ -168,9 +169,10 @@ def preformatted(text: str) -> str:
 
 
 def svg(width: float, height: float, label: str, parts: Iterable[str]) -> str:
-    """A picture of this size with a name for who can't see it."""
+    """A picture of this size with a name for who can't see it. It shrinks no further than its letters can be read."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+        f'style="min-width:{LEAST_SCALE * width:.0f}px" '
         f'role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
     )
 

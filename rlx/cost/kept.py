@@ -88,7 +88,7 @@ def ceilings_of(
     if (measure or renew) and backend.available().present:
         from rlx.cost.measure import calibrate
 
-        log.warning("calibrating %s for the choice of devices: some %g s, once on this machine", device, seconds)
+        log.warning("calibrating %s: some %g s, once on this machine", device, seconds)
         try:
             made = calibrate(device, threads=count, seconds=seconds)
         except DeviceUnavailable:

@@ -11,14 +11,13 @@ from html import escape
 from rlx import html
 from rlx.plan.bound import live_bytes
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement
-from rlx.plan.render import Totals, short_name, short_names, show_bytes, totals
+from rlx.plan.render import Totals, common_tail, last_parts, show_bytes, totals
 
 __all__ = ["map_of", "to_html", "to_svg"]
 
 _WIDTH, _HEIGHT, _CURVE, _LEFT = 1100, 520, 110, 90  # of the map, of the curve below it, and of the scale beside them
 _TICKS = 8
 _LABEL_ROOM = (60, 13)  # a box with at least this room, in points, along and across its name shows it
-_LABEL_LETTERS = 16  # names that are longer are shown without what they have in common
 _CHARACTER = 7.2  # points that a letter of a name takes
 _FILE_STYLE = (
     "text{font:12px sans-serif;fill:#1d2127}text.n{fill:#14171a}.frame{fill:#f4f6f8}.grid{stroke:#d7dbe0;fill:none}"
@@ -80,13 +79,13 @@ def _drawing(
     first = min((interval.start for interval in intervals), default=0)
     last = max((interval.stop for interval in intervals), default=1)
     scale = _Scale(first, last, max(placement.height, 1))
-    labels = short_names([interval.name for interval in intervals], _LABEL_LETTERS)
+    tail = common_tail([interval.name for interval in intervals])
     placed = [(n, i, o) for n, (i, o) in enumerate(zip(intervals, placement.offsets, strict=True)) if i.size]
     body = [
         *scale.axes(),
         *(scale.box(n, i, o, _facts(i, o, steps)) for n, i, o in placed),
         *scale.marks(sums.peak_step, sums.lower_bound),
-        *(scale.label(i, o, labels[n]) for n, i, o in placed),
+        *(scale.label(i, o, tail) for _, i, o in placed),
         scale.curve(live_bytes(intervals, base_alignment=base_alignment)),
     ]
     name = "Memory map: time to the right, address up; below it the bytes in use"
@@ -130,15 +129,17 @@ class _Scale:
             f'fill="hsl({number * 137 % 360},55%,68%)"><title>{escape(facts)}</title></rect>'
         )
 
-    def label(self, interval: Interval, offset: int, short: str) -> str:
-        """The name of a buffer in its box, along its longer side, where there is room."""
+    def label(self, interval: Interval, offset: int, tail: str) -> str:
+        """The name of a buffer in its box, along its longer side, where there is room; most names end with `tail`."""
         x, y, width, height = self.place(interval, offset)
         along, across = _LABEL_ROOM
         upright = width < along <= height and width >= across
         if not upright and (width < along or height < across):
             return ""
         room = int(((height if upright else width) - 8) / _CHARACTER)
-        name = escape(interval.name if len(interval.name) <= room else short_name(short, room))
+        name = escape(
+            interval.name if len(interval.name) <= room else last_parts(interval.name.removesuffix(tail), room)
+        )
         if upright:
             left, bottom = round(x + width / 2 + 4, 2), round(y + height - 4, 2)
             return f'<text class="n" transform="translate({left} {bottom}) rotate(-90)">{name}</text>'

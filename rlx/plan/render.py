@@ -12,8 +12,8 @@ from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up
 from rlx.records import dataclass
 
 __all__ = [
-    "NAME_WIDTH", "Totals", "letters_for", "short_name", "short_names", "show_bytes", "to_json", "to_text",
-    "totals",
+    "NAME_WIDTH", "Totals", "common_tail", "last_parts", "letters_for", "short_name", "short_names", "show_bytes",
+    "to_json", "to_text", "totals",
 ]  # fmt: skip
 
 NAME_WIDTH = 44  # letters of a name in the table: a line then fits a terminal of 100 columns
@@ -134,8 +134,7 @@ def short_names(names: Sequence[str], width: int) -> list[str]:
     long = [name for name in found if len(name) > width]
     head = common_start(_largest_group(long, r"/?[^/.]*"))
     head = head[: head.rfind("/" if "/" in head else ".") + 1]  # whole parts of a path
-    tail = common_start([name[::-1] for name in _largest_group(long, r".*?([A-Za-z0-9]*)$")])[::-1]
-    tail = re.sub(r"^[A-Za-z0-9]*", "", tail)  # whole words
+    tail = common_tail(long)
     for name in long:
         short = name
         if head and name.startswith(head):
@@ -144,6 +143,26 @@ def short_names(names: Sequence[str], width: int) -> list[str]:
             short = f"{short.removesuffix(tail)}…"
         found[name] = short_name(short, width)
     return [found[name] for name in names]
+
+
+def common_tail(names: Sequence[str]) -> str:
+    """What most names end with, in whole words: "_output_0"."""
+    tail = common_start([name[::-1] for name in _largest_group(names, r".*?([A-Za-z0-9]*)$")])[::-1]
+    return re.sub(r"^[A-Za-z0-9]*", "", tail)
+
+
+def last_parts(name: str, width: int) -> str:
+    """As many of the last parts of a path as fit into `width` letters ("…" takes two), else the start of the last one.
+
+    Empty where less than four letters of it would be left.
+    """
+    if len(name) <= width:
+        return name
+    ends = [match.end() for match in re.finditer(r"(?:/|\.(?![0-9]))(?=.)", name)]
+    for start in ends:
+        if len(name) - start + 2 <= width:
+            return f"…{name[start:]}"
+    return f"{name[ends[-1] if ends else 0 :][: width - 2]}…" if width >= 6 else ""
 
 
 def _largest_group(names: Sequence[str], pattern: str) -> list[str]:

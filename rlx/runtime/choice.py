@@ -106,6 +106,10 @@ class Turn:
     device: str
 
 
+HEAD = ("device", "per run", "from", "to", "known by", "compile", "copies", "memory", "fits", "why not")  # as _cells
+FIGURES = {"per run", "from", "to", "compile", "copies", "memory"}
+
+
 @dataclass(frozen=True)
 class Decision:
     """Which device runs a graph, and why: each device with its price or its obstacle."""
@@ -135,10 +139,15 @@ class Decision:
 
         at = ", ".join(f"{name} = {n}" for name, n in self.at.items())
         lines = [f"<p><b>{html.text(self.device)}</b>: {html.text(self.reason)}</p>"]
-        lines.append(f"<p class=soft>Priced by {self.objective}{html.text(f' at {at}' if at else '')}.</p>")
-        head = ("device", "per run", "from", "to", "known by", "compile", "copies", "memory", "fits", "why not")
-        chosen = [n for n, c in enumerate(self.candidates) if c.device == self.device]
-        lines.append(html.table(map(_cells, self.candidates), head, right=(1, 2, 3, 5, 6, 7), chosen=chosen))
+        rows = [_cells(c) for c in self.candidates]
+        known = [n for n in range(1, len(HEAD)) if any(row[n] for row in rows)]
+        if known:
+            lines.append(f"<p class=soft>Priced by {self.objective}{html.text(f' at {at}' if at else '')}.</p>")
+            shown = [0, *known]
+            right = [at for at, n in enumerate(shown) if HEAD[n] in FIGURES]
+            chosen = [n for n, c in enumerate(self.candidates) if c.device == self.device]
+            cells = [[row[n] for n in shown] for row in rows]
+            lines.append(html.table(cells, [HEAD[n] for n in shown], right=right, chosen=chosen))
         for turn in self.turns:
             lines.append(f"<p>From {html.text(turn.dim)} = {turn.extent} on {html.text(turn.device)} is cheapest.</p>")
         return "".join(lines)

@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browser import BROWSER, faults, screenshot, texts
 from click.testing import CliRunner
-from screenshots import needs_browser, screenshot, texts
 
 import rlx
 from rlx.cli.main import cli
 from rlx.cost import kept
 from rlx.demo import DIGITS
+
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -129,14 +131,70 @@ def test_a_device_without_kernels_of_ours(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1200, 400])
 def test_as_a_browser_shows_it(made: tuple[Path, dict[str, Any]], tmp_path: Path, dark: bool, width: int) -> None:
-    """The ground is light or dark as the system is, text stands out from it, and nothing is wider than the window."""
+    """The ground is light or dark as the system is, text stands out from it, and the margin at the right is empty."""
     pixels = screenshot(made[0], tmp_path / "page.png", width, 4000, dark=dark).astype(int)
     ground = pixels[0, 0].mean()
     assert ground < 60 if dark else ground > 240
     top = pixels[:600].mean(axis=2)
     assert np.abs(top - ground).max() > 150
     right = np.abs(pixels[:, -6:].mean(axis=2) - ground)
-    assert (right < 30).all()  # the margin at the right is empty
+    assert (right < 30).all()
+
+
+WRONG = """<!doctype html><body style="margin:0"><main class="rlx">
+<p style="width:1500px;color:#aaa;background:#fff">pale</p>
+<svg role="img" viewBox="0 0 100 50" width="100"><text x="90" y="20" style="font:12px sans-serif">outside</text>
+<text x="2" y="20" style="font:12px sans-serif">one</text><text x="6" y="22" style="font:12px sans-serif">two</text>
+<text x="2" y="40" style="font:4px sans-serif">small</text></svg>
+<script>console.error("oh"); nothing_of_this_name();</script></main></body>"""
+
+
+@needs_browser
+def test_a_browser_finds_what_is_wrong(tmp_path: Path) -> None:
+    """Each kind of fault that the tests below look for; a page without any is left out."""
+    wrong, right = tmp_path / "wrong.html", tmp_path / "right.html"
+    wrong.write_text(WRONG)
+    right.write_text(
+        '<!doctype html><main class="rlx"><p>A text.</p><svg role="img"><text y="20">a</text></svg></main>'
+    )
+    found = faults([wrong, right], 1200)
+    assert list(found) == [wrong]
+    text = "\n".join(found[wrong])
+    for part in (
+        "the page is 1500 points wide", 'p "pale" ends at 1500', 'p "pale" has contrast 2.3',
+        'text "outside" is cut off', 'text "one" is on text "two"', 'text "small" is too small', 'console: "oh"',
+        "nothing_of_this_name is not defined",
+    ):  # fmt: skip
+        assert part in text
+    assert len(found[wrong]) == 8, text
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Report and map of a network of 120 kernels with long names, several side by side."""
+    g = rlx.Graph("encoder")
+    x = g.input("tokens", (16, 96))
+    for layer in range(20):
+        where = f"/encoder/layers.{layer}"
+        w = g.constant(np.full((96, 96), 0.01, np.float32))
+        names = [f"{where}/attention/part.{n}/Activation_output_0" for n in range(3)]
+        a, b, c = (rlx.relu(x @ w + n, name=name) for n, name in enumerate(names))
+        x = rlx.softmax(a + b * c, name=f"{where}/norm/LayerNormalization_output_0") + x
+    g.output(x, "states")
+    model = rlx.compile(g, device="cpu", threads=2)
+    folder = tmp_path_factory.mktemp("deep")
+    model.report(folder / "report.html")
+    assert model.plan is not None
+    (folder / "map.html").write_text(model.plan.to_html())
+    return [folder / "report.html", folder / "map.html"]
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1200, 400])
+def test_a_browser_finds_no_fault(made: tuple[Path, dict[str, Any]], deep: list[Path], dark: bool, width: int) -> None:
+    """Nothing is wider than the window, all labels can be read, texts stand out, scripts run without an error."""
+    assert not faults([made[0], *deep], width, dark=dark)
 
 
 @needs_browser
@@ -147,4 +205,4 @@ def test_scripts_run(made: tuple[Path, dict[str, Any]]) -> None:
     assert "<title>" not in document.partition("</head>")[2]
     box = re.search(r'class="zoom"><svg[^>]*viewBox="([^"]*)"', document)
     assert box is not None
-    assert 100 < float(box[1].split()[2]) < 1300
+    assert 300 < float(box[1].split()[2]) < 1300

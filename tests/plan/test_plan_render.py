@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 from rlx.plan.interval import Interval, Placement
 from rlx.plan.pack import pack
 from rlx.plan.page import to_svg
-from rlx.plan.render import letters_for, short_names, to_json, to_text, totals
+from rlx.plan.render import common_tail, last_parts, letters_for, short_names, to_json, to_text, totals
 
 INTERVALS = [
     Interval("x<1>", 0, 2, 2048),
@@ -75,6 +75,19 @@ def test_long_names_lose_what_they_have_in_common() -> None:
     assert short_names(names, 200) == names
     assert all(len(name) <= 12 for name in short_names(names, 12))
     assert short_names(["a" * 50, "b"], 11) == ["aaaaa…aaaaa", "b"]
+
+
+def test_labels_have_the_last_parts_of_a_path() -> None:
+    """As many as fit, else the start of the last one; nothing where that says nothing."""
+    name = "/layers.0/attention/LayerNormalization"
+    assert last_parts(name, 40) == name
+    assert last_parts(name, 30) == "…attention/LayerNormalization"
+    assert last_parts(name, 29) == last_parts(name, 20) == "…LayerNormalization"
+    assert last_parts(name, 10) == "LayerNor…"
+    assert last_parts(name, 5) == ""
+    assert last_parts("trailing/", 7) == "trail…"
+    assert common_tail(["a/Add_output_0", "b/Mul_output_0", "c/Mul_output_0", "mask"]) == "_output_0"
+    assert common_tail([]) == ""
 
 
 def test_a_table_without_a_limit_has_whole_names() -> None:

@@ -18,8 +18,9 @@ __all__ = ["MOST", "bars", "kinds_of", "roofline", "timeline", "tip"]
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 400, 64, 20, 20, 44
 MOST = 40  # kernels that are drawn as bars
 LETTERS = 30  # of a kernel's name beside its bar
-ROW, BARS = 18, 240  # points from bar to bar, and to where they begin
+ROW, LONGEST, TAKEN = 18, 500, 80  # points from bar to bar, of the longest bar, and for the time beside it
 TRACK, TIMES = 30, 110
+LETTER = 6.6  # points that a letter takes, about
 
 
 def kinds_of(rows: Sequence[KernelRow]) -> list[str]:
@@ -117,20 +118,23 @@ def bars(rows: Sequence[KernelRow]) -> str:
     if not ordered:
         return "<p>No kernels: nothing is computed.</p>"
     longest = max(max(r.measured or 0.0, r.predicted) for r in ordered)
-    scale = (WIDTH - BARS - 90) / longest
+    scale = LONGEST / longest
+    names = [short_name(row.name, LETTERS) for row in ordered]
+    left = round(LETTER * max(map(len, names))) + 8
     lines = []
-    for i, row in enumerate(ordered):
+    for i, (row, name) in enumerate(zip(ordered, names, strict=True)):
         y, taken = ROW * i + 4, row.measured or row.predicted
-        width, at = scale * taken, BARS + scale * row.predicted
-        label, mark = escape(short_name(row.name, LETTERS)), "? " if row.disturbed else ""
+        width, at = scale * taken, left + scale * row.predicted
+        mark = "? " if row.disturbed else ""
         lines.append(
-            f'<text x="{BARS - 6}" y="{y + 11}" text-anchor="end">{label}</text>'
-            f'<rect class="b{" disturbed" if row.disturbed else ""}" x="{BARS}" y="{y}" width="{width:.1f}" '
+            f'<text x="{left - 6}" y="{y + 11}" text-anchor="end">{escape(name)}</text>'
+            f'<rect class="b{" disturbed" if row.disturbed else ""}" x="{left}" y="{y}" width="{width:.1f}" '
             f'height="13" fill="{html.colour(row.kind, kinds)}"><title>{escape(tip(row))}</title></rect>'
             f'<path class="tick" d="M{at:.1f} {y - 2}V{y + 15}"/>'
-            f'<text x="{max(BARS + 6 + width, at + 6):.1f}" y="{y + 11}">{mark}{seconds_text(taken)}</text>'
+            f'<text x="{max(left + 6 + width, at + 6):.1f}" y="{y + 11}">{mark}{seconds_text(taken)}</text>'
         )
-    return html.svg(WIDTH, ROW * len(ordered) + 8, "Time of each kernel; the tick is what was predicted", lines)
+    width = left + LONGEST + TAKEN
+    return html.svg(width, ROW * len(ordered) + 8, "Time of each kernel; the tick is what was predicted", lines)
 
 
 def timeline(trace: RunTrace, kinds: Sequence[str], kind_at: Sequence[str]) -> str:
