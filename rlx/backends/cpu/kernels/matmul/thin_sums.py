@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import product
 
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec, void, width
 from rlx.backends.cpu.schedule.arguments import Routine
+from rlx.backends.cpu.schedule.matmul import PRODUCT_BLOCK
 from rlx.backends.cpu.schedule.thin import STRIDE, STRIP
 from rlx.ir.dtype import DType
 from rlx.records import dataclass
@@ -342,40 +344,37 @@ def _add_blocks(types: Types, rows: int) -> tuple[int, Function]:
         attrs="nounwind noinline",
     )
     size = types.many.itemsize
-    step, unit, block = f.mul("%step", size), f.mul("%block", blocks), f.mul("%block", size)
+    step, unit = f.mul("%step", size), f.mul("%block", blocks)
     square = min(PIECE // types.sums.itemsize, lanes)
 
-    def add(start: str, few: str, steps: int, acc: list[str], ahead: str | None) -> list[str]:
-        """Adds steps from `start` in each row and block; fetches those that lie so many bytes ahead."""
-        acc = list(acc)
-        lines = []  # of a group: [row, block]
-        for b in range(blocks):
-            lines.append(_lines(f, f.offset(start, f.mul(block, b)) if b else start, step, height))
-        fetched = [p for of_block in lines for p in of_block] if ahead else []
-        parts = steps // square * groups
-        for at in range(0, steps, square):
-            for g in range(groups):
-                for p in fetched[at // square * groups + g :: parts]:  # a few at a time, lest loads wait for them
-                    f.prefetch(f.offset(p, ahead or 0))
-                own = [f.gep(lines[b][g * each + r], at, many) for r in range(each) for b in range(blocks)]
-                for c, x in enumerate(_square(f, types, own, square)):
-                    for i in range(rows):
-                        y = f.load(vec(ty, blocks), f.gep(few, ((at + c) * rows + i) * blocks, ty))
-                        y = f.shuffle(y, y, [lane % blocks for lane in range(lanes)])
-                        acc[i * groups + g] = f.fma(y, x, acc[i * groups + g], v)
+    def add(k: str, steps: int, start: str, few: str, following: str, acc: list[str]) -> list[str]:
+        """Adds steps k, k + 1, .. of each row and block; whole lines of them fetch as many of the unit that follows."""
+        acc, start, few = list(acc), f.gep(start, k, many), f.gep(few, f.mul(k, rows * blocks), ty)
+        lines = [_lines(f, f.gep(start, f.mul("%block", b), many), step, height) for b in range(blocks)]
+        fetched = _in_turn(f, types, (following, step), k, height) if steps > square else []
+        parts = list(product(range(0, steps, square), range(groups)))
+        for number, (at, g) in enumerate(parts):
+            for p in fetched[number * len(fetched) // len(parts) : (number + 1) * len(fetched) // len(parts)]:
+                f.prefetch(p)
+            own = [f.gep(lines[b][g * each + r], at, many) for r in range(each) for b in range(blocks)]
+            for c, x in enumerate(_square(f, types, own, square)):
+                for i in range(rows):
+                    y = f.load(vec(ty, blocks), f.gep(few, ((at + c) * rows + i) * blocks, ty))
+                    y = f.shuffle(y, y, [lane % blocks for lane in range(lanes)])
+                    acc[i * groups + g] = f.keep_order(f.fma(y, x, acc[i * groups + g], v))
         return acc
 
     def one_unit(k0: str, _: list[str]) -> None:
         start, few = f.gep("%many", k0, many), f.gep("%few", f.mul(k0, rows), ty)
-        follows = f.add(k0, unit)
-        below = f.sub(f.mul(step, height), f.mul(k0, size))  # the first unit of the rows that follow these
-        ahead = f.select(f.cmp("lt", follows, "%k"), f.mul(block, blocks), below)
+        last = f.cmp("ge", f.add(k0, unit), "%k")
+        below = f.gep("%many", f.mul("%step", height), many)  # the first unit of the rows below
+        following = f.select(last, below, f.gep(start, unit, many), "ptr")
         acc, k = [constant(0.0, v)] * (rows * groups), "0"
-        for steps, fetched in ((LINE // size, ahead), (square, None)):
+        for steps in (LINE // size, square):
             end = f.and_("%block", -steps)
 
-            def some(at: str, acc: list[str], steps: int = steps, fetched: str | None = fetched) -> list[str]:
-                return add(f.gep(start, at, many), f.gep(few, f.mul(at, rows * blocks), ty), steps, acc, fetched)
+            def some(k: str, acc: list[str], steps: int = steps) -> list[str]:
+                return add(k, steps, start, few, following, acc)
 
             acc = f.loop(k, end, steps, [(v, x) for x in acc], some)
             k = end
@@ -388,6 +387,24 @@ def _add_blocks(types: Types, rows: int) -> tuple[int, Function]:
     f.loop(0, "%k", unit, [], one_unit)
     f.ret()
     return height, f
+
+
+def _in_turn(f: Function, types: Types, unit: tuple[str, str], k: str, rows: int) -> list[str]:
+    """Lines of a unit (address, bytes from row to row): those whose turn it is while steps k, .. of another are added.
+
+    Whole rows, one after the other: memory and the second cache are read fastest in their order. Units are added a line
+    of each row and block at a time.
+    """
+    size = types.many.itemsize
+    count = rows * types.blocks  # lines at a step
+    of_row = types.blocks * PRODUCT_BLOCK * size // LINE
+    first = f.div(f.mul(k, count), LINE // size)
+    row, line = f.div(first, of_row), f.rem(first, of_row)
+    found = []
+    for r in range(max(count // of_row, 1)):
+        start = f.opaque(f.offset(unit[0], f.add(f.mul(f.add(row, r), unit[1]), f.mul(line, LINE))))
+        found += [f.offset(start, at * LINE) for at in range(min(count, of_row))]
+    return found
 
 
 def _add_parts(f: Function, types: Types, sums: str, p: str, first: str) -> None:
