@@ -14,7 +14,7 @@ from rlx.ir.dtype import DTYPES
 
 FEW = (1, 2, 3, 4, 5, 8, 9, MOST)
 MANY = (LEAST, 17, 31, 100, STRIP + 5)
-DEPTH = (1, 3, 4, 16, 21, 128, 137, 300)
+DEPTH = (1, 3, 4, 16, 21, 128, 137, 300, 512, 1037)
 KINDS = ("f32", "f64", "f16", "bf16")
 
 
@@ -80,7 +80,7 @@ def test_the_bits_are_those_of_panels(case: tuple[Any, ...], monkeypatch: pytest
     want = by_panels.run(feed)[0]
     assert got.tobytes() == want.tobytes()
     monkeypatch.undo()
-    dims = [rlx.Dim(name, 1, most) for name, most in (("m", 2200), ("n", 2200), ("k", 300), ("p", 3))]
+    dims = [rlx.Dim(name, 1, most) for name, most in (("m", 2200), ("n", 2200), ("k", max(DEPTH)), ("p", 3))]
     opened = graph(*operands(*dims[:3], (dims[3],) * bool(batch) + batch[1:], turned), kind, turned, after)
     whole = compiled(opened, threads=3, over_budget="allow")
     assert np.array_equal(whole.run(feed)[0], want, equal_nan=True)

@@ -201,10 +201,11 @@ def _emit(kernel: Kernel, few_rows: bool, target: Target) -> KernelCode:
     in_place = epilogue.in_place and (few_rows or (anchor.n == 1 and c.coefs.get(row, 0) == 1))
     along = many.step == 1
     types = Types(sums, many.load.dtype, few.load.dtype, target.vector_bytes)
-    count = size_product(store.extents[:-2])
-    sizes = (*_pairs(anchor, few_rows), anchor.k, count, sums.itemsize, many.load.dtype.itemsize)
+    products = size_product(store.extents[:-2])
+    sizes = (*_pairs(anchor, few_rows), anchor.k, products, sums.itemsize, many.load.dtype.itemsize)
     cut = once(ThinSchedule(*sizes, along, not in_place, store.extents, target.rates))
-    block = routine(types, along=along)
+    count = _pairs(anchor, few_rows)[0]
+    block = routine(types, count if isinstance(count, int) else None, along=along)
     table = ArgumentTable(_arguments(anchor, (few, many), few_rows, (store, c, row) if in_place else None, cut, block))
     f = kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)

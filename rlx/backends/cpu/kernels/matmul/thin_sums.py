@@ -4,9 +4,10 @@
 
 `along`: the elements of `many` that belong to neighbouring j lie side by side, as in x @ W. Rows of k are added, some
 at a time, to a strip of sums that stays in L1. `across`: those of neighbouring k do, as in W @ x. As many rows as a
-vector has lanes are transposed in registers: lines of more rows might drive each other out of the cache.
+vector has lanes are transposed in registers: lines of more rows might drive each other out of the cache. Where there
+are four blocks of k (see below), lanes are a quarter as many rows and four blocks of each, for the same reason.
 
-Lanes are always different j. Each sum is a chain of fma over k in blocks of so many steps, blocks are added up in
+Lanes are always different sums. Each sum is a chain of fma over k in blocks of so many steps, blocks are added up in
 order: its bits are those of a product by panels (`gemm.kernel`), and depend on no other row or column.
 """
 
@@ -14,10 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import product
 
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec, void, width
 from rlx.backends.cpu.schedule.arguments import Routine
+from rlx.backends.cpu.schedule.matmul import PRODUCT_BLOCK
 from rlx.backends.cpu.schedule.thin import STRIDE, STRIP
 from rlx.ir.dtype import DType
 from rlx.records import dataclass
@@ -33,6 +36,9 @@ STEPS = 8  # rows of k that are added to a strip at once
 AT_ONCE = {1: 4, 2: 4, 3: 2, 4: 2}  # vectors of a strip, by the rows whose sums are in registers
 HELD = 8  # elements of the few rows that are in registers all along a strip
 ACROSS = 8  # of the few rows whose sums are in registers at once, across
+BLOCKS = 4  # of k whose sums are lanes of one vector, across
+CHAINS = 8  # of fma that run side by side at most, over all rows: twice as many vectors of sums where rows are few
+PIECE = 32  # bytes of each row that are transposed together
 AHEAD = 256  # bytes of a row from what is read to what is fetched from memory
 LONG = 1024  # bytes of a row, from which on that saves time
 WAITING = 2  # of the few rows at most that take less time than reading the others from memory
@@ -57,6 +63,11 @@ class Types:
         return convert.llvm_type(self.sums)
 
     @property
+    def blocks(self) -> int:
+        """Blocks of k whose sums are lanes of one vector, across."""
+        return min(BLOCKS, self.lanes)
+
+    @property
     def vector(self) -> str:
         return vec(self.scalar, self.lanes)
 
@@ -66,45 +77,74 @@ class Types:
 
 
 @cache
-def routine(types: Types, *, along: bool) -> Routine:
+def routine(types: Types, rows: int | None = None, *, along: bool) -> Routine:
     """`(ptr many, i64 step, ptr few, i64 few_step, i64 k_step, ptr out, i64 line, i64 rows, i64 columns, i64 k,
     i64 block, ptr room)`: sums [rows, columns] at `out`, `line` elements from row to row.
 
-    `step` is from k to k of `many` along, from row to row across; `few_step` and `k_step` are those of `few`. Across
-    there are at least `LEAST` columns. `room` has rows * k elements, and along as many strips of sums.
+    `rows`: how many there are, if that is known. `step` is from k to k of `many` along, from row to row across;
+    `few_step` and `k_step` are those of `few`. Across there are at least `LEAST` columns. `room` has rows * k elements,
+    and along as many strips of sums.
     """
     names = "_".join(d.name for d in (types.sums, types.many, types.few))
     way, together = ("along", TOGETHER) if along else ("across", ACROSS)
-    f = Function(f"rlx_thin_{way}_{names}x{types.lanes}", ARGUMENTS, attrs="nounwind noinline")
+    counts = _counts(rows, together)
+    name = "_".join([f"rlx_thin_{way}_{names}x{types.lanes}", *([str(rows)] if rows else [])])
+    f = Function(name, ARGUMENTS, attrs="nounwind noinline")
+    unit = f.mul("%block", types.blocks)
+    whole = "0" if along else f.mul(f.div("%k", unit), unit)  # steps of k in units
     copied = f.gep("%room", f.mul("%rows", STRIDE), types.scalar) if along else "%room"
     few = copied
     if types.few is types.sums:  # one row may lie in memory as it would be copied
-        alone = f.and_(f.cmp("eq", "%rows", 1), f.cmp("eq", "%k_step", 1))
+        alone = f.and_(f.and_(f.cmp("eq", "%rows", 1), f.cmp("eq", "%k_step", 1)), f.cmp("eq", whole, 0, "i64"))
         few = f.select(alone, "%few", copied, "ptr")
-        f.if_(alone, lambda: None, lambda: _copy(f, types, copied, together))
+        f.if_(alone, lambda: None, lambda: _copy(f, types, copied, together, whole))
     else:
-        _copy(f, types, copied, together)
-    (_along if along else _across)(f, types, few)
+        _copy(f, types, copied, together, whole)
+    if along:
+        _along(f, types, few, counts)
+    else:
+        _across(f, types, few, counts, whole)
     f.ret()
     return Routine(f.name, Module([f]).text())
 
 
-def _copy(f: Function, types: Types, target: str, together: int) -> None:
-    """Copies the few rows to `target`, [rows / together, k, together]: the last group has what is left."""
-    memory = convert.memory_type(types.few)
+def _counts(rows: int | None, together: int) -> list[int]:
+    """How many of so many rows, or of any number, may be left when the next ones are taken."""
+    if rows is None:
+        return list(range(1, together + 1))
+    return sorted({min(rows - first, together) for first in range(0, rows, together)})
+
+
+def _copy(f: Function, types: Types, target: str, together: int, whole: str) -> None:
+    """Copies the few rows to `target`, [rows / together, k, together]: the last group has what is left.
+
+    The first `whole` steps, units of `BLOCKS` blocks of k, become [unit, k in block, together, block].
+    """
+    memory, ty = convert.memory_type(types.few), types.scalar
 
     def some_rows(first: str, _: list[str]) -> None:
         count = f.min(f.sub("%rows", first), together)
-        group = f.gep(target, f.mul(first, "%k"), types.scalar)
+        group = f.gep(target, f.mul(first, "%k"), ty)
 
-        def row(i: str, _: list[str]) -> None:
-            own, line = f.gep(group, i, types.scalar), f.gep("%few", f.mul(f.add(first, i), "%few_step"), memory)
-
+        def steps(k0: str, k1: str, line: str, start: str, stride: str) -> None:
             def element(k: str, _: list[str]) -> None:
                 x = f.load(memory, f.gep(line, f.mul(k, "%k_step"), memory))
-                f.store(types.widened(f, x, types.few, 1), f.gep(own, f.mul(k, count), types.scalar))
+                f.store(types.widened(f, x, types.few, 1), f.gep(start, f.mul(f.sub(k, k0), stride), ty))
 
-            f.loop(0, "%k", 1, [], element)
+            f.loop(k0, k1, 1, [], element)
+
+        def row(i: str, _: list[str]) -> None:
+            line = f.gep("%few", f.mul(f.add(first, i), "%few_step"), memory)
+
+            def block(k0: str, _: list[str]) -> None:
+                number = f.rem(f.div(k0, "%block"), types.blocks)
+                unit = f.gep(group, f.mul(f.sub(k0, f.mul(number, "%block")), count), ty)
+                start = f.gep(unit, f.add(f.mul(i, types.blocks), number), ty)
+                steps(k0, f.add(k0, "%block"), line, start, f.mul(count, types.blocks))
+
+            if whole != "0":
+                f.loop(0, whole, "%block", [], block)
+            steps(whole, "%k", line, f.gep(group, f.add(f.mul(whole, count), i), ty), count)
 
         f.loop(0, count, 1, [], row)
 
@@ -114,9 +154,9 @@ def _copy(f: Function, types: Types, target: str, together: int) -> None:
 # ---- rows of k, one after the other
 
 
-def _along(f: Function, types: Types, few: str) -> None:
+def _along(f: Function, types: Types, few: str, counts: list[int]) -> None:
     ty, many, lanes = types.scalar, convert.memory_type(types.many), types.lanes
-    added = {rows: _add_rows(types, rows) for rows in range(1, TOGETHER + 1)}
+    added = {rows: _add_rows(types, rows) for rows in counts}
     # sums of all rows stay in L1; groups of rows read the same steps again
     wide = f.select(f.cmp("le", "%rows", 2), STRIP, f.select(f.cmp("le", "%rows", TOGETHER), STRIP // 2, STRIP // 4))
 
@@ -247,34 +287,52 @@ def _add_rows(types: Types, rows: int) -> Function:
 # ---- rows of the streamed operand, some at once
 
 
-def _across(f: Function, types: Types, few: str) -> None:
+def _across(f: Function, types: Types, few: str, counts: list[int], whole: str) -> None:
     ty, many = types.scalar, convert.memory_type(types.many)
-    tiles = {rows: _add_squares(types, rows) for rows in range(1, ACROSS + 1)}
+    left_over = f.or_(f.cmp("lt", whole, "%k"), f.cmp("eq", whole, 0))
 
     def some_rows(first: str, _: list[str]) -> None:
         left = f.min(f.sub("%rows", first), ACROSS)
         a, out = f.gep(few, f.mul(first, "%k"), ty), f.gep("%out", f.mul(first, "%line"), ty)
 
         def of_rows(rows: int) -> None:
+            height, blocks = _add_blocks(types, rows)
+            squares = _add_squares(types, rows)
             end = f.sub("%columns", types.lanes)  # the last rows overlap those before them
 
             def tile(j: str, _: list[str]) -> None:
                 j = f.min(j, end)
-                source = f.gep("%many", f.mul(j, "%step"), many)
-                f.call(tiles[rows], [source, "%step", a, f.gep(out, j, ty), "%line", "%k", "%block"])
+
+                def units(j: str, _: list[str]) -> None:
+                    source = f.gep("%many", f.mul(j, "%step"), many)
+                    f.call(blocks, [source, "%step", a, f.gep(out, j, ty), "%line", whole, "%block"])
+
+                def rest() -> None:
+                    source = f.gep("%many", f.mul(j, "%step"), many)
+                    f.call(squares, [source, "%step", a, f.gep(out, j, ty), "%line", whole, "%k", "%block"])
+
+                f.loop(j, f.select(f.cmp("gt", whole, 0), f.add(j, types.lanes), j), height, [], units)
+                f.if_(left_over, rest)
 
             f.loop(0, "%columns", types.lanes, [], tile)
 
-        f.switch(left, {rows: (lambda rows=rows: of_rows(rows)) for rows in tiles})  # type: ignore[misc]
+        f.switch(left, {rows: (lambda rows=rows: of_rows(rows)) for rows in counts})  # type: ignore[misc]
 
     f.loop(0, "%rows", ACROSS, [], some_rows)
 
 
-def _add_squares(types: Types, rows: int) -> Function:
-    """`(ptr many, i64 step, ptr few, ptr out, i64 line, i64 k, i64 block)`: the sums of some rows of `many`."""
-    ty, v, lanes, many = types.scalar, types.vector, types.lanes, convert.memory_type(types.many)
+def _add_blocks(types: Types, rows: int) -> tuple[int, Function]:
+    """`(ptr many, i64 step, ptr few, ptr out, i64 line, i64 k, i64 block)`: sums of so many rows of `many`.
+
+    k is some units of `types.blocks` blocks. A lane of a sum is one row and one block of the unit: lane = row *
+    blocks + block. So that only few rows, which may lie in the same sets of the cache, are read at a time.
+    """
+    ty, v, lanes, blocks, many = types.scalar, types.vector, types.lanes, types.blocks, convert.memory_type(types.many)
+    groups = 2 if 2 * rows <= CHAINS else 1
+    each = lanes // blocks
+    height = each * groups
     f = Function(
-        f"rlx_thin_squares_{types.sums.name}_{types.many.name}x{lanes}_{rows}",
+        f"rlx_thin_blocks_{types.sums.name}_{types.many.name}x{lanes}_{rows}",
         [
             ("ptr", "many"),
             ("i64", "step"),
@@ -285,17 +343,118 @@ def _add_squares(types: Types, rows: int) -> Function:
         shared=True,
         attrs="nounwind noinline",
     )
-    square = min(16 // types.sums.itemsize, lanes)
+    size = types.many.itemsize
+    step, unit = f.mul("%step", size), f.mul("%block", blocks)
+    square = min(PIECE // types.sums.itemsize, lanes)
+
+    def add(k: str, steps: int, start: str, few: str, following: str, acc: list[str]) -> list[str]:
+        """Adds steps k, k + 1, .. of each row and block; whole lines of them fetch as many of the unit that follows."""
+        acc, start, few = list(acc), f.gep(start, k, many), f.gep(few, f.mul(k, rows * blocks), ty)
+        lines = [_lines(f, f.gep(start, f.mul("%block", b), many), step, height) for b in range(blocks)]
+        fetched = _in_turn(f, types, (following, step), k, height) if steps > square else []
+        parts = list(product(range(0, steps, square), range(groups)))
+        for number, (at, g) in enumerate(parts):
+            for p in fetched[number * len(fetched) // len(parts) : (number + 1) * len(fetched) // len(parts)]:
+                f.prefetch(p)
+            own = [f.gep(lines[b][g * each + r], at, many) for r in range(each) for b in range(blocks)]
+            for c, x in enumerate(_square(f, types, own, square)):
+                for i in range(rows):
+                    y = f.load(vec(ty, blocks), f.gep(few, ((at + c) * rows + i) * blocks, ty))
+                    y = f.shuffle(y, y, [lane % blocks for lane in range(lanes)])
+                    acc[i * groups + g] = f.keep_order(f.fma(y, x, acc[i * groups + g], v))
+        return acc
+
+    def one_unit(k0: str, _: list[str]) -> None:
+        start, few = f.gep("%many", k0, many), f.gep("%few", f.mul(k0, rows), ty)
+        last = f.cmp("ge", f.add(k0, unit), "%k")
+        below = f.gep("%many", f.mul("%step", height), many)  # the first unit of the rows below
+        following = f.select(last, below, f.gep(start, unit, many), "ptr")
+        acc, k = [constant(0.0, v)] * (rows * groups), "0"
+        for steps in (LINE // size, square):
+            end = f.and_("%block", -steps)
+
+            def some(k: str, acc: list[str], steps: int = steps) -> list[str]:
+                return add(k, steps, start, few, following, acc)
+
+            acc = f.loop(k, end, steps, [(v, x) for x in acc], some)
+            k = end
+        first = f.cmp("eq", k0, 0)
+        for i in range(rows):
+            for g in range(groups):
+                p = f.gep(f.gep("%out", f.mul("%line", i), ty), g * each, ty)
+                _add_parts(f, types, acc[i * groups + g], p, first)
+
+    f.loop(0, "%k", unit, [], one_unit)
+    f.ret()
+    return height, f
+
+
+def _in_turn(f: Function, types: Types, unit: tuple[str, str], k: str, rows: int) -> list[str]:
+    """Lines of a unit (address, bytes from row to row): those whose turn it is while steps k, .. of another are added.
+
+    Whole rows, one after the other: memory and the second cache are read fastest in their order. Units are added a line
+    of each row and block at a time.
+    """
+    size = types.many.itemsize
+    count = rows * types.blocks  # lines at a step
+    of_row = types.blocks * PRODUCT_BLOCK * size // LINE
+    first = f.div(f.mul(k, count), LINE // size)
+    row, line = f.div(first, of_row), f.rem(first, of_row)
+    found = []
+    for r in range(max(count // of_row, 1)):
+        start = f.opaque(f.offset(unit[0], f.add(f.mul(f.add(row, r), unit[1]), f.mul(line, LINE))))
+        found += [f.offset(start, at * LINE) for at in range(min(count, of_row))]
+    return found
+
+
+def _add_parts(f: Function, types: Types, sums: str, p: str, first: str) -> None:
+    """Adds the sums of a unit's blocks, one block after the other, to those at p; `first`: there are none yet."""
+    rows = types.lanes // types.blocks
+    ty = vec(types.scalar, rows)
+
+    def of_block(b: int) -> str:
+        lanes = [r * types.blocks + b for r in range(rows)]
+        return f.shuffle(sums, sums, lanes) if rows > 1 else f.extract(sums, b)
+
+    x = of_block(0)
+    x = f.if_(first, lambda: [(ty, x)], lambda: [(ty, f.add(f.load(ty, p), x))])[0]
+    for b in range(1, types.blocks):
+        x = f.add(x, of_block(b))
+    f.store(x, p)
+
+
+def _lines(f: Function, start: str, step: str, rows: int) -> list[str]:
+    """The addresses of so many rows, three to a pointer: pointer, + step and + 2 step are addressing modes."""
+    pointers = [f.opaque(start)]
+    while 3 * len(pointers) < rows:
+        pointers.append(f.opaque(f.offset(pointers[-1], f.mul(step, 3))))
+    return [f.offset(pointers[r // 3], (0, step, f.mul(step, 2))[r % 3]) for r in range(rows)]
+
+
+def _add_squares(types: Types, rows: int) -> Function:
+    """`(ptr many, i64 step, ptr few, ptr out, i64 line, i64 whole, i64 k, i64 block)`: adds steps from `whole` to k.
+
+    Lanes are rows of `many`.
+    """
+    ty, v, lanes, many = types.scalar, types.vector, types.lanes, convert.memory_type(types.many)
+    f = Function(
+        f"rlx_thin_squares_{types.sums.name}_{types.many.name}x{lanes}_{rows}",
+        [
+            ("ptr", "many"),
+            ("i64", "step"),
+            ("ptr", "few"),
+            ("ptr", "out"),
+            *(("i64", n) for n in ("line", "whole", "k", "block")),
+        ],
+        shared=True,
+        attrs="nounwind noinline",
+    )
+    square = min(PIECE // types.sums.itemsize, lanes)
     step = f.mul("%step", types.many.itemsize)
-    twice = f.mul(step, 2)
-    threes = ["%many"]  # three rows to a pointer: pointer, pointer + step, pointer + 2 step are addressing modes
-    for _ in range((lanes - 1) // 3):
-        threes.append(f.offset(threes[-1], f.mul(step, 3)))
 
     def add(k: str, steps: int, acc: list[str], *, fetch: bool = False) -> list[str]:
         """Adds `steps` steps from k: squares of elements, or one."""
-        acc, pointers = list(acc), [f.opaque(f.gep(p, k, many)) for p in threes]
-        lines = [f.offset(pointers[r // 3], (0, step, twice)[r % 3]) for r in range(lanes)]
+        acc, lines = list(acc), _lines(f, f.gep("%many", k, many), step, lanes)
         if fetch:
             for p in lines:
                 f.prefetch(f.offset(p, AHEAD))
@@ -330,7 +489,7 @@ def _add_squares(types: Types, rows: int) -> Function:
         for x, p in zip(sums, places, strict=True):
             f.store(x, p)
 
-    f.loop(0, f.max("%k", 1), "%block", [], block)
+    f.loop("%whole", f.max("%k", 1), "%block", [], block)
     f.ret()
     return f
 
@@ -338,16 +497,35 @@ def _add_squares(types: Types, rows: int) -> Function:
 def _square(f: Function, types: Types, lines: list[str], square: int) -> list[str]:
     """The next `square` elements of each of `lanes` rows, as vectors of the elements of one step each.
 
-    A vector takes `square` elements of a row for each 16 bytes; these are transposed within them.
+    Vectors begin as `square` elements of some rows each. Squares of 16 bytes are transposed within them, then these
+    change places between vectors.
     """
     many, lanes = convert.memory_type(types.many), types.lanes
-    quarters = [f.load(vec(many, square), p) for p in lines]
+    small = min(16 // types.sums.itemsize, square)
+    each = lanes // (square // small)  # rows whose elements are in the same `small` vectors
     rows = []
     for i in range(square):
-        parts = quarters[i::square]
+        first = i // small * each + i % small
+        parts = [f.load(vec(many, square), p) for p in lines[first : first // each * each + each : small]]
         while len(parts) > 1:
             parts = [_joined(f, *pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
         rows.append(types.widened(f, parts[0], types.many, lanes))
+    found = [x for at in range(0, square, small) for x in _transposed(f, rows[at : at + small])]
+    size = small
+    while size < square:
+        places = range(0, lanes, 2 * small)
+        for i in (i for i in range(square) if not i & size):
+            pair = (found[i], found[i | size])
+            for odd in (0, 1):
+                picks = [side + at + odd * small + e for side in (0, lanes) for at in places for e in range(small)]
+                found[i | odd * size] = f.shuffle(*pair, picks)
+        size *= 2
+    return found
+
+
+def _transposed(f: Function, rows: list[str]) -> list[str]:
+    """In each 16 bytes: the elements of one column of 2 or 4 rows."""
+    square = len(rows)
     pairs = [_interleaved(f, a, b, square, 1) for a, b in zip(rows[::2], rows[1::2], strict=True)]
     if square == 2:
         return list(pairs[0])
