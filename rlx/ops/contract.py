@@ -17,7 +17,8 @@ from rlx.ops.layout import Transpose, Unsqueeze
 from rlx.ops.reduction import ReduceSum
 
 
-def _check_activations(op: Op, activations: str, a: TensorType, b: TensorType) -> None:
+def check_activations(op: Op, activations: str, a: TensorType, b: TensorType) -> None:
+    """Raises an error where an op's attribute `activations` is unknown, or not for these operands."""
     if activations not in ("", "q8"):
         raise OptionError(f"{op.op_name}: activations={activations!r}: expected 'q8', or '' for what they are")
     if activations and (a.dtype.name != "f32" or a.rank < 2 or b.rank < 2):
@@ -38,7 +39,7 @@ class MatMul(Op):
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         check_kind(self, a, "fiu")
         check_same_dtype(self, a, b)
-        _check_activations(self, self.activations, a, b)
+        check_activations(self, self.activations, a, b)
         if a.rank == 0 or b.rank == 0:
             raise ShapeError(f"matmul: expected tensors of rank 1 or more, got {a} and {b}; use mul for scalars")
         unify(a.shape[-1], b.shape[max(b.rank - 2, 0)], f"matmul of {a} and {b}: the contracted axes")
@@ -122,7 +123,7 @@ class Gemm(Op):
         check_same_dtype(self, a, b, *([] if c is None else [c]))
         if a.rank != 2 or b.rank != 2:
             raise ShapeError(f"gemm: expected two matrices, got {a} and {b}")
-        _check_activations(self, self.activations, a, b)
+        check_activations(self, self.activations, a, b)
         if a.dtype.is_integer and (self.alpha != int(self.alpha) or self.beta != int(self.beta)):
             raise OptionError(f"gemm: alpha {self.alpha} and beta {self.beta} must be whole numbers for {a.dtype}")
         m, depth = a.shape[::-1] if self.trans_a else a.shape

@@ -8,10 +8,11 @@ import numpy as np
 
 from rlx.boundary import bounded
 from rlx.errors import CompileError, DTypeError, OptionError, ShapeError
+from rlx.ir.casting import rounded_q8
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import min_size, numel, same, unify
 from rlx.ops.base import OPS, Op, Work, check_kind, check_same_dtype, functional, register, tensor_bytes, widened
-from rlx.ops.contract import MatMul
+from rlx.ops.contract import MatMul, check_activations
 from rlx.ops.index import Gather, check_indices, check_not_empty, wrapped_indices
 from rlx.ops.layout import Squeeze, Transpose, Unsqueeze
 
@@ -24,15 +25,17 @@ class GroupedMatMul(Op):
 
     x [..., K] or [..., 1, K], w [E, K, N] (`transposed`: [E, N, K]), experts [...] of i32 or i64 -> [..., N]; f16 and
     bf16 accumulate in f32. A number of an expert may be negative, as an index; one outside stops the run with
-    `ExecutionError`.
+    `ExecutionError`. `activations` "q8": as in `matmul`, of x.
     """
 
     op_name = "grouped_matmul"
     transposed: bool = False
+    activations: str = ""
 
     def infer(self, x: TensorType, w: TensorType, experts: TensorType) -> TensorType:
         check_kind(self, x, "f")
         check_same_dtype(self, x, w)
+        check_activations(self, self.activations, x, w)
         check_indices(experts, self.op_name)
         if w.rank != 3:
             raise ShapeError(f"grouped_matmul: expected weights of rank 3, one matrix an expert, got {w}")
@@ -54,7 +57,7 @@ class GroupedMatMul(Op):
 
     def reference(self, x: Array, w: Array, experts: Array) -> Array:
         chosen = wrapped_indices(experts, w.shape[0], self.op_name)
-        rows, matrices = widened(x), widened(w)
+        rows, matrices = widened(rounded_q8(x) if self.activations else x), widened(w)
         rows = np.broadcast_to(rows, (*experts.shape, rows.shape[-1]))
         if self.transposed:
             matrices = matrices.swapaxes(1, 2)
@@ -69,7 +72,7 @@ class GroupedMatMul(Op):
         if self.transposed:
             (chosen,) = g.add(Transpose((*range(rank), rank + 1, rank)), chosen)
         (rows,) = g.add(Unsqueeze((rank,)), x)
-        (product,) = g.add(MatMul(), rows, chosen)
+        (product,) = g.add(MatMul(self.activations), rows, chosen)
         return g.add(Squeeze((rank,)), product)[0]
 
 

@@ -10,6 +10,7 @@ from rlx.ir.graph import Graph, Value
 from rlx.ir.shape import numel
 from rlx.ops.contract import Gemm, MatMul
 from rlx.ops.encoded import Dequantize
+from rlx.ops.experts import GroupedMatMul
 from rlx.ops.layout import Reshape, Transpose
 from rlx.passes.match.patterns import Statics, made_by
 from rlx.passes.rewrite import Site, inside_regions, rewrite
@@ -33,7 +34,7 @@ def apply_precision(graph: Graph, precision: str) -> Graph:
 
 def _rounding(site: Site, statics: Statics) -> Value | None:
     op = site.op
-    if type(op) not in (MatMul, Gemm) or op.activations:  # type: ignore[attr-defined]
+    if type(op) not in (MatMul, Gemm, GroupedMatMul) or op.activations:  # type: ignore[attr-defined]
         return None
     a, b = site.inputs[:2]
     if a.dtype.name != "f32" or a.rank < 2 or b.rank < 2 or b not in statics or not _is_narrow(b):

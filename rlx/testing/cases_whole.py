@@ -108,6 +108,10 @@ def _grouped_matmul(name: str, n: Size, m: Size) -> Cases:
         yield case(_op(name), Operand((n, m), dtype), Operand((5, m, 9), dtype), numbers)
         shared = Operand((n, 2), "i32", "index", 3)
         yield case(_op(name, True), Operand((n, 1, 24), dtype), Operand((3, 16, 24), dtype, param=True), shared)
+    for rounded in (_op(name, False, "q8"), _op(name, True, "q8")):
+        matrices = Operand((5, 33, 70) if rounded.transposed else (5, 70, 33), "f32", "unit", param=True)
+        yield case(rounded, Operand((n, 70), "f32", "unit"), matrices, Operand((n,), "i64", "index", 5))
+        yield case(rounded, Operand((n, 1, 70), "f32", "unit"), matrices, Operand((n, 2), "i32", "index", 5))
     yield case(_op(name), Operand((2, n, 3, 4)), Operand((m, 4, 1)), Operand((2, n, 3), "i32", "index", m))
     yield case(
         _op(name, True),

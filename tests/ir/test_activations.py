@@ -84,6 +84,15 @@ def test_what_an_op_refuses(op: Any, activations: str, dtype: str, shape: tuple[
         g.add(op(activations=activations), x, w)
 
 
+def test_what_a_product_by_groups_refuses() -> None:
+    g = rlx.Graph("g")
+    numbers = g.input("numbers", (3,), "i64")
+    for activations, dtype, error in (("q4", "f32", OptionError), ("q8", "f64", DTypeError)):
+        x, w = g.input(f"x_{dtype}", (3, 64), dtype), g.param(f"w_{dtype}", (2, 64, 4), dtype)
+        with pytest.raises(error, match=f"activations='{activations}'"):
+            rlx.grouped_matmul(x, w, numbers, activations=activations)
+
+
 def test_products_say_in_text_what_they_round() -> None:
     g = rlx.Graph("g")
     g.output(g.add(MatMul("q8"), g.input("x", (3, 64)), g.param("w", (64, 4)))[0], "y")

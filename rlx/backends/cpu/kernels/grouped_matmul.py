@@ -4,40 +4,41 @@ Weights are packed as those of any product, expert by expert. Where one expert's
 chunk needs are packed into its scratch memory: the same code on the same numbers, so the result has the same bits.
 
 Encoded weights take no more memory than their blocks. Where these lie along the depth, panels are made of blocks
-(`grouped_blocks`), which products decode in registers. Others are copied as they are stored, and each chunk decodes
+(`grouped_panels`), which products decode in registers. Others are copied as they are stored, and each chunk decodes
 the panels that it needs.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from itertools import count
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.chunk import row_parts
-from rlx.backends.cpu.gemm.tile import tile_of, transpose
+from rlx.backends.cpu.gemm.panels import q8_rows
+from rlx.backends.cpu.gemm.panels.operands import DEPTH
+from rlx.backends.cpu.gemm.panels.q8 import SPEED
+from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.kernels.frame import Frame
-from rlx.backends.cpu.kernels.grouped_blocks import blocks_routine, format_of, panels_shape
+from rlx.backends.cpu.kernels.grouped_panels import computed_in, fetch_routine, panels_of
 from rlx.backends.cpu.llvm import convert
-from rlx.backends.cpu.llvm.builder import Function, Module, Typed, vec, void
-from rlx.backends.cpu.loops.emitter import PLACEHOLDER, name_kernel
-from rlx.backends.cpu.loops.encoded_elements import Decoder
+from rlx.backends.cpu.llvm.builder import Function, Typed, vec
 from rlx.backends.cpu.loops.nest import emit_nest
-from rlx.backends.cpu.schedule.arguments import KernelCode, Part, Routine, once, part
+from rlx.backends.cpu.schedule.arguments import KernelCode, Part, once, part
 from rlx.backends.cpu.schedule.grouped_matmul import ROWS, GroupedMatmulSchedule
 from rlx.backends.cpu.schedule.matmul import COPY_PAD, PRODUCT_BLOCK
 from rlx.backends.cpu.schedule.routing import CALLS, CAPACITY, RING, SLOTS, STATS
 from rlx.backends.cpu.strategy import Setting, Step
 from rlx.backends.cpu.target import Target
+from rlx.ir.casting import rounded_q8_element
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Node
 from rlx.ir.shape import Size, ceildiv, same, size_product
 from rlx.kernels.encoded import bytes_of
 from rlx.kernels.experts import ExpertLayer, ExpertWeight
-from rlx.kernels.expr import Load
-from rlx.kernels.lowering import out_vars
+from rlx.kernels.expr import Load, const
+from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.ops.experts import GroupedMatMul
 from rlx.records import replace
@@ -45,7 +46,6 @@ from rlx.records import replace
 __all__ = ["accepts", "find_layers", "layout"]
 
 F32, F64, I64 = DTYPES["f32"], DTYPES["f64"], DTYPES["i64"]
-TOGETHER, AHEAD = 8, 8  # panels that are packed together, and rows that are fetched ahead
 GROUPS = 1  # where the groups (expert, first row, rows) start, after their number
 
 
@@ -53,11 +53,6 @@ def accepts(node: Node) -> bool:
     """Floats from 16 bits on."""
     dtype = node.inputs[0].dtype
     return dtype.name in convert.LLVM and dtype.bits >= 16
-
-
-def computed_in(dtype: DType) -> DType:
-    """The type of sums and panels."""
-    return F64 if dtype is F64 else F32
 
 
 def sizes(w: Buffer, transposed: bool) -> tuple[Size, Size, Size]:
@@ -89,13 +84,16 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     made: list[Kernel] = []
     if w.encoding is not None:
         w = blocks_of(w)
+    if op.activations:
+        x, rounding = _rounded(node, x, out, setting.target)
+        made.append(rounding)
     read, tables = [x, groups, w], []
     static = w.is_fixed and all(isinstance(s, int) for s in w.shape)
     if static and out.kind != "prepared":
         dtype, shape = w.dtype, w.shape
-        found = format_of(node, setting.target)
+        found = panels_of(node, setting.target)
         if found is not None:
-            shape = panels_shape(found.encoding, number, depth, columns)
+            shape = found.shape(number, depth, columns)
         elif encoding_of(node) is None:
             dtype = computed_in(w.dtype)
             width = tile_of(computed_in(dtype), setting.target).width
@@ -109,6 +107,24 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     made.append(Kernel("group rows", special=node, operands=operands, results=(groups,), nodes=nodes, strategy=GROUP))
     made.append(replace(kernel, operands=tuple(read), strategy=PRODUCT))
     return made
+
+
+def _rounded(node: Node, x: Buffer, out: Buffer, target: Target) -> tuple[Buffer, Kernel]:
+    """The rows of x rounded to 8 bits, records where panels are multiplied by such, and the kernel that makes them."""
+    kernel = Kernel("round a", nodes=(node,))
+    found = panels_of(node, target)
+    if found is not None:
+        rows, row = size_product(x.shape[:-1]), out_vars(2)[0]
+        flat = Load(x.view((rows, x.shape[-1]), x.dtype), (row, DEPTH), x.dtype)
+        anchor = Contract(rows, 1, x.shape[-1], flat, const(0, F32))
+        result = Store(replace(out, shape=(rows, 1)), (rows, 1), out_vars(2), const(0, F32))
+        records, kernel = q8_rows.rounded_rows(replace(kernel, stores=(result,), anchor=anchor), anchor)
+        assert isinstance(records, Load)
+        return records.source, kernel
+    made = Buffer(f"{out.name}.q8", out.kind, x.shape, x.dtype)
+    own = out_vars(len(x.shape))
+    element = rounded_q8_element(Lowering(()), lambda at: Load(x, (*own[:-1], at), x.dtype), x.shape[-1], own[-1])
+    return made, replace(kernel, stores=(Store(made, x.shape, own, element),))
 
 
 def find_layers(program: Program, target: Target) -> None:
@@ -162,9 +178,9 @@ def _weight(pack: Kernel, table: Buffer, target: Target) -> ExpertWeight:
     op = pack.special.op
     assert isinstance(op, GroupedMatMul)
     (source,), (panels,) = pack.operands, pack.results
-    found = format_of(pack.special, target)
+    found = panels_of(pack.special, target)
     if found is not None:
-        packs = blocks_routine(found.encoding, target).symbol
+        packs = found.routine(target).symbol
     else:
         packs = "" if encoding_of(pack.special) is not None else fetch_routine(source.dtype, target).symbol
     return ExpertWeight(source.base.name, source, panels, table, op.transposed, packs)
@@ -261,84 +277,6 @@ def _capture(frame: Frame, block: str, rows: str, number: Callable[[str], str]) 
 # ---- packing
 
 
-@functools.cache
-def fetch_routine(dtype: DType, target: Target, encoding: Encoding | None = None) -> Routine:
-    """Packs panels of a matrix of any strides: `(ptr matrix, ptr panels, i64 k, i64 n, i64 row stride, i64 column
-    stride, i64 count, i64 start)`; n are the columns from element number `start` on.
-
-    The last axis of an encoded matrix is whole blocks, so vectors of elements are part of one.
-    """
-    wide = computed_in(dtype)
-    tile = tile_of(wide, target)
-    memory, ty, lanes, width = convert.memory_type(dtype), tile.scalar, tile.lanes, tile.width
-    sizes = [("i64", name) for name in ("k", "n", "row", "column", "count", "start")]
-    f = Function(PLACEHOLDER, [("ptr", "b"), ("ptr", "out"), *sizes])
-    decoder = None if encoding is None else Decoder(f, encoding, dtype, "%b", lanes)
-
-    def read(number: str, w: int) -> str:
-        if decoder is not None:
-            raw = decoder.elements(number, w)
-        else:
-            address = f.gep("%b", number, memory)
-            raw = convert.from_memory(f, f.load(vec(memory, w) if w > 1 else memory, address), dtype, w)
-        return convert.convert(f, raw, dtype, wide, w)
-
-    def panel(p: str, _: list[str]) -> None:
-        first = f.mul(p, width)
-        source, out = f.add("%start", f.mul(first, "%column")), f.gep("%out", f.mul(first, "%k"), ty)
-        left = f.min(f.sub("%n", first), width)
-
-        def at(i: str, j: str | int) -> str:
-            return f.add(source, f.add(f.mul(i, "%row"), f.mul(j, "%column")))
-
-        def cell(i: str, j: str | int) -> str:
-            return f.gep(out, f.add(f.mul(i, width), j), ty)
-
-        def one_by_one(i: str, _: list[str]) -> None:
-            f.loop(0, left, 1, [], lambda j, _: f.store(read(at(i, j), 1), cell(i, j)))
-            f.loop(left, width, 1, [], lambda j, _: f.store(0.0, cell(i, j), ty=ty))
-
-        def square(i: str, _: list[str]) -> None:
-            for j in range(0, width, lanes):
-                turned = transpose(f, [read(at(i, j + q), lanes) for q in range(lanes)])
-                for q, value in enumerate(turned):
-                    f.store(value, cell(f.add(i, q), j))
-
-        def squares() -> None:
-            even = f.and_("%k", -lanes)
-            f.loop(0, even, lanes, [], square)
-            f.loop(even, "%k", 1, [], one_by_one)
-
-        across = f.and_(f.cmp("eq", left, width), f.cmp("eq", "%row", 1))
-        f.if_(across, squares, lambda: void(f.loop(0, "%k", 1, [], one_by_one)))
-
-    def side_by_side(first: str, _: list[str]) -> None:
-        """Whole panels of a matrix whose rows lie together: a row of several, so that much is read in turn."""
-        stop = f.min(f.add(first, TOGETHER), whole)
-
-        def row(i: str, _: list[str]) -> None:
-            source = f.add("%start", f.mul(i, "%row"))
-            out = f.gep("%out", f.mul(i, width), ty)
-
-            def part(p: str, _: list[str]) -> None:
-                own, to = f.add(source, f.mul(p, width)), f.gep(out, f.mul(p, area), ty)
-                if decoder is None:
-                    f.prefetch(f.gep("%b", f.add(own, f.mul("%row", AHEAD)), memory), locality=0)
-                for j in range(0, width, lanes):
-                    f.store(read(f.add(own, j), lanes), f.gep(to, j, ty))
-
-            f.loop(first, stop, 1, [], part)
-
-        f.loop(0, "%k", 1, [], row)
-
-    area = f.mul("%k", width)
-    whole = f.select(f.cmp("eq", "%column", 1), f.min(f.div("%n", width), "%count"), 0, "i64")
-    f.loop(0, whole, TOGETHER, [], side_by_side)
-    f.loop(whole, "%count", 1, [], panel)
-    f.ret()
-    return Routine(*name_kernel(Module([f]).text()))
-
-
 def _strides(depth: str, columns: str, transposed: bool) -> tuple[str, str]:
     """Of rows and columns of a matrix."""
     return ("1", depth) if transposed else (columns, "1")
@@ -348,7 +286,7 @@ def _pack(op: GroupedMatMul, kernel: Kernel, target: Target) -> KernelCode:
     """A chunk is some panels of one expert."""
     (w,), (panels,) = kernel.operands, kernel.results
     assert kernel.special is not None
-    found, encoding = format_of(kernel.special, target), encoding_of(kernel.special)
+    found, encoding = panels_of(kernel.special, target), encoding_of(kernel.special)
     if encoding is not None and found is None:
         own = out_vars(2)
         return emit_nest(Store(panels, panels.shape, own, Load(w, own, w.dtype)), target.lanes)
@@ -372,7 +310,7 @@ def _pack(op: GroupedMatMul, kernel: Kernel, target: Target) -> KernelCode:
     taken = f.min(step, f.sub(frame.size(panels.shape[1]), first, "i64"), "i64")
     left = f.sub(n, column, "i64")
     given = [k, left, rows, across, taken, f.mul(column, across, "i64")]
-    routine = fetch_routine(w.dtype, target) if found is None else blocks_routine(found.encoding, target)
+    routine = fetch_routine(w.dtype, target) if found is None else found.routine(target)
     f.call(frame.word(routine), [source, out, *map(_i, given)])
     return frame.finish(optimize=False)
 
@@ -394,27 +332,31 @@ class _Product:
         numbers = kernel.special.inputs[2]
         (out,) = kernel.results
         self.frame = frame = Frame()
-        self.f, self.dtype = frame.f, x.dtype
-        self.wide = computed_in(x.dtype)
-        found = format_of(kernel.special, target)
-        self.tile = tile_of(self.wide, target, format=found)
+        self.f, self.dtype = frame.f, kernel.special.inputs[0].dtype
+        self.wide = computed_in(self.dtype)
+        found = panels_of(kernel.special, target)
+        self.tile = tile_of(self.wide, target, format=None if found is None else found.format)
         number, depth, columns = sizes_of(kernel.special)
         self.decodes = found is not None and found.decodes
+        records = found is not None and found.code is not None
+        rates = replace(target.rates, flops=SPEED * target.rates.flops) if records else target.rates
         count, size = size_product(out.shape[:-1]), self.wide.itemsize
-        cut = once(GroupedMatmulSchedule(count, number, columns, depth, size, target.rates, self.decodes))
+        cut = once(GroupedMatmulSchedule(count, number, columns, depth, size, rates, self.decodes))
         frame.chunks = Part(cut, "chunks")
         self.own = frame.scratch(part(cut, "scratch"))
         self.step, self.blocks, self.sums_at, self.panels_at, self.decoded_at = (
             frame.word(part(cut, name)) for name in ("panel_chunk", "panel_blocks", "sums", "panels", "decoded")
         )
         self.k, self.n, self.experts = frame.size(depth), frame.size(columns), frame.size(number)
-        self.from_, self.memory, self.ty = frame.pointer(x), convert.memory_type(x.dtype), self.tile.scalar
+        self.line = frame.size(x.shape[-1])  # elements of a row of x, which may be records
+        self.from_, self.memory, self.ty = frame.pointer(x), convert.memory_type(self.dtype), self.tile.scalar
         self.to, self.base = frame.pointer(out), frame.pointer(groups)
-        shared = same(x.shape[-2], 1) is True and same(numbers.shape[-1], 1) is not True
+        rows = kernel.special.inputs[0].shape
+        shared = same(rows[-2], 1) is True and same(numbers.shape[-1], 1) is not True
         self.per = frame.size(numbers.shape[-1]) if shared else "1"  # rows of the result that read one row of x
         encoding = encoding_of(kernel.special)
         self.routine = frame.word(gemm.block_routine(self.tile))
-        routine = fetch_routine(x.dtype, target, encoding) if found is None else blocks_routine(found.encoding, target)
+        routine = fetch_routine(self.dtype, target, encoding) if found is None else found.routine(target)
         self.fetch, self.by_blocks = frame.word(routine), found is not None
         self.stored = "" if encoding is None else frame.size(blocks_bytes(encoding, depth, columns))
         self.by_table = bool(tables)
@@ -485,7 +427,7 @@ class _Product:
 
         def source(row: str) -> str:
             place = row if self.per == "1" else f.binary("udiv", row, self.per, "i64")
-            return f.gep(self.from_, f.mul(place, self.k, "i64"), self.memory)
+            return f.gep(self.from_, f.mul(place, self.line, "i64"), self.memory)
 
         def target(row: str) -> str:
             return f.gep(self.to, f.add(f.mul(row, self.n, "i64"), column, "i64"), self.memory)
@@ -496,16 +438,16 @@ class _Product:
             f.call(self.routine, [a, _i(lda), b, _i(self.stride), c, _i(ldc), *sizes])
 
         def in_place() -> None:
-            block(source(top), self.k, target(top), self.n)
+            block(source(top), self.line, target(top), self.n)
 
         def by_copies() -> None:
-            lda, ldc = f.add(self.k, COPY_PAD, "i64"), f.mul(self.step, self.tile.width, "i64")
+            lda, ldc = f.add(self.line, COPY_PAD, "i64"), f.mul(self.step, self.tile.width, "i64")
             sums, lanes = f.offset(self.own, self.sums_at), self.tile.target.lanes
 
             def load_row(i: str, _: list[str]) -> None:
                 row = source(frame.element(listed, i, "i64"))
                 place = f.gep(self.own, f.mul(i, lda, "i64"), ty)
-                _convert_row(f, lanes, row, self.dtype, place, self.wide, self.k)
+                _convert_row(f, lanes, row, self.dtype, place, self.wide, self.line)
 
             def store_row(i: str, _: list[str]) -> None:
                 row = target(frame.element(listed, i, "i64"))

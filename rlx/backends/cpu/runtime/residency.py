@@ -95,7 +95,7 @@ class Residency:
             elif not stays:
                 if source is None:
                     assert panel is not None
-                    source = _unpacked(weight, panel)
+                    source = self._unpacked(weight, panel)
                 matrices[expert] = source if expert in held else np.array(source, order="C")
         if wanted.all():
             self.masks.pop(weight.panels, None)
@@ -121,6 +121,50 @@ class Residency:
         function: Any = PACK(self.addresses[weight.routine])
         function(source.ctypes.data, target.ctypes.data, depth, columns, *strides, count, 0)
 
+    def _unpacked(self, weight: ExpertWeight, panel: Array) -> Array:
+        """The matrix that panels were made of: all of it is in them."""
+        if not weight.routine:
+            return panel
+        if weight.source.base.encoding is None:
+            return _from_numbers(weight, panel)
+        count, blocks, size, width = (int(n) for n in weight.panels.shape[1:])
+        places, order, flipped = self._bits(weight)
+        made = np.empty((count * width, blocks, size), np.uint8)
+        for number, own in enumerate(panel.reshape(count, blocks, -1)):  # one by one: bits take eight times the memory
+            columns = own[:, places].swapaxes(0, 1)
+            if order is not None:
+                bits = np.unpackbits(np.bitwise_xor(columns, flipped), axis=-1)
+                columns = np.packbits(bits[..., order], axis=-1)
+            made[number * width : (number + 1) * width] = columns
+        return made.reshape(-1)[: int(weight.source.shape[1])]
+
+    def _bits(self, weight: ExpertWeight) -> tuple[Array, Array | None, Array]:
+        """Where a block of panels has the bytes of each of its columns; in what order their bits, and which flipped.
+
+        Panels hold all bits of the blocks, some in other places. The routine that packs shows where it puts a block of
+        zeros, columns of ones, and single bits; no order where bytes are as they are stored.
+        """
+        size, width = (int(n) for n in weight.panels.shape[3:])
+
+        def packed(columns: Array) -> Array:
+            made = np.zeros((-(-len(columns) // width), size * width), np.uint8)
+            depth = weight.source.base.encoding.block  # type: ignore[union-attr]
+            function: Any = PACK(self.addresses[weight.routine])
+            function(columns.ctypes.data, made.ctypes.data, depth, len(columns), 1, depth, len(made), 0)
+            return made
+
+        zeros = packed(np.zeros((width, size), np.uint8))[0]
+        ones = [
+            packed(column)[0] for column in np.eye(width, dtype=np.uint8)[:, :, None] * np.full(size, 255, np.uint8)
+        ]
+        places = np.array([np.flatnonzero(one != zeros) for one in ones])
+        flipped = zeros[places[0]]
+        single = np.packbits(np.eye(8 * size, dtype=np.uint8), axis=-1)
+        moved = packed(single)[:, places].reshape(-1, size)[: 8 * size] ^ flipped
+        order = np.unpackbits(moved, axis=-1).argmax(axis=-1)
+        plain = not flipped.any() and np.array_equal(order, np.arange(8 * size))
+        return places, None if plain else order, flipped
+
 
 def panel_bytes(weight: ExpertWeight) -> int:
     """Bytes of the panels of one expert."""
@@ -139,15 +183,9 @@ def _share(buffer: Buffer) -> int:
     return total // max(experts, 1)
 
 
-def _unpacked(weight: ExpertWeight, panel: Array) -> Array:
-    """The matrix that panels were made of: each element of it is exact in them."""
-    if not weight.routine:
-        return panel
-    shape = [int(size) for size in weight.panels.shape[1:]]
-    if weight.source.base.encoding is not None:  # the bytes of blocks of columns, side by side
-        rows = panel.reshape(shape).transpose(0, 3, 1, 2).reshape(shape[0] * shape[3], -1)
-        return np.ascontiguousarray(rows.reshape(-1)[: int(weight.source.shape[1])])
-    count, depth, width = shape
+def _from_numbers(weight: ExpertWeight, panel: Array) -> Array:
+    """The matrix that panels of numbers [count, depth, width] were made of: each element of it is exact in them."""
+    count, depth, width = (int(size) for size in weight.panels.shape[1:])
     wide = panel.view(weight.panels.dtype.numpy).reshape(count, depth, width).swapaxes(0, 1).reshape(depth, -1)
     columns = int(weight.source.shape[1 if weight.transposed else 2])
     matrix = wide[:, :columns].T if weight.transposed else wide[:, :columns]
