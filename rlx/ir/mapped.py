@@ -123,11 +123,13 @@ def give_back(arrays: Iterable[NDArray[Any]], *, whole: bool = False) -> None:
     `whole`: all pages of these files. The system keeps what it has read of a file, so coming back costs some 25 µs a
     MiB. Nothing happens to memory that is no mapped file, and where the system can't do it.
     """
-    advice = getattr(mmap, "MADV_DONTNEED", None)
+    advice: int | None = getattr(mmap, "MADV_DONTNEED", None)
+    if advice is None:
+        return
     files: dict[int, mmap.mmap] = {}
     for array in arrays:
         memory = mapping_of(array)
-        if advice is None or not isinstance(memory, MappedFile) or memory.writable or not array.nbytes:
+        if not isinstance(memory, MappedFile) or memory.writable or not array.nbytes:
             continue
         if whole:
             files[id(memory)] = memory

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Shared", "timeline"]
 
+
 class Shared:
     """Code, params and prepared buffers (those given, or made by `prepare`).
 
