@@ -1,10 +1,12 @@
 """rlx side by side with the other runtimes, in one interleaved run.
 
 Every runtime runs each model in a process of its own. Processes are started one after the other, which gives the time
-from a fresh process to its first answer and the peak memory; rlx starts twice, with an empty cache and with what that
-start left there. Then all are stopped, and in each round every one in turn is woken for a slot, in changing order:
-an idle runtime takes no time from the one that is measured. A slot in which other processes were busy is left out
-where enough are left; the row is marked with `~` where not.
+from a fresh process to its first answer; rlx starts twice, with an empty cache and with what that start left there.
+Memory is that of the process and its children: their proportional set size (what several processes share counts by
+parts) between runs, and the most that was resident, less what the others have of it. Then all are stopped, and in each
+round every one in turn is woken for a slot, in changing order: an idle runtime takes no time from the one that is
+measured. A slot in which other processes were busy is left out where enough are left; the row is marked with `~` where
+not.
 
 The ratio is the best other runtime's median over ours: above 1, rlx is ahead. Work is counted on rlx's graph of the
 model: what its products, convolutions and recurrent cells compute, and the weights that they read once.
@@ -55,6 +57,29 @@ def busy_seconds() -> float:
     """Processor time that anything used on this machine since it started."""
     fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_of(pid: int) -> dict[str, float]:
+    """MB of a process and its children: `pss` now, and the `peak` of each, less what other processes have of it now."""
+    found = {"pss": 0.0, "peak": 0.0}
+    for each in tree_of(pid):
+        with suppress(OSError):
+            rows = [line.split() for line in Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()]
+            now = {row[0].rstrip(":"): int(row[1]) / 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{each}/status").read_text().splitlines())
+            found["pss"] += now["Pss"]
+            found["peak"] += int(status["VmHWM"].split()[0]) / 1024 - now["Rss"] + now["Pss"]
+    return found
+
+
+def tree_of(pid: int) -> list[int]:
+    """A process and all that it has started and that are still there."""
+    found = [pid]
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += tree_of(int(child))
+    return found
 
 
 class Failed(RuntimeError):
@@ -138,7 +163,11 @@ class Worker:
         self.signal(signal.SIGSTOP)
         others = (busy_seconds() - busy - said["cpu"]) / (time.perf_counter() - start)
         kept.append(Slot(said["times"], others))
-        self.facts |= {key: said[key] for key in ("rss", "peak")}
+
+    def memory(self) -> dict[str, float]:
+        """MB of the process, stopped between runs, and at most."""
+        now = memory_of(self.process.pid)
+        return {"pss_mb": now["pss"], "peak_mb": now["peak"]}
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -155,8 +184,7 @@ class Worker:
             **times_of(self.slots, DIRTY),
             "loaded": {key: times_of(slots, DIRTY + busy) for key, slots in self.loaded.items() if slots},
             "start_s": self.start_s,
-            "rss_mb": self.facts["rss"],
-            "peak_mb": self.facts["peak"],
+            **self.memory(),
             "error": self.facts["error"],
         }
 
@@ -168,7 +196,7 @@ class Row:
     name: str
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    cold_s: float | None = None
+    cold: dict[str, float] = field(default_factory=dict)  # of rlx with an empty cache: start_s, peak_mb, pss_mb
     flops: int = 0
     bytes: int = 0
 
@@ -258,7 +286,7 @@ def measure(name: str, peers: Sequence[str], folder: Path, args: argparse.Namesp
                 try:
                     if peer == "rlx":  # the first start fills the cache, the second one finds it
                         first = Worker(peer, name, folder, args.threads, Path(scratch))
-                        row.cold_s = first.start_s
+                        row.cold = {"start_s": first.start_s, **first.memory()}
                         first.end()
                     if peer == BEFORE:
                         there = (Path(scratch) / BEFORE, args.before.resolve())
@@ -361,16 +389,14 @@ def tables(rows: Sequence[Row], peers: Sequence[str], peaks: dict[str, float]) -
         out.append(f"| geometric mean | {' | '.join(map(geometric, slower.values()))} | |")
     for title, key, form in (
         ("Seconds from a fresh process to its first answer (rlx: warm cache, and with an empty one)", "start_s", ".2f"),
-        ("Peak MB of the process", "peak_mb", ".0f"),
-        ("MB of the process between runs", "rss_mb", ".0f"),
+        ("Peak MB of the process and its children (rlx: warm cache, and with an empty one)", "peak_mb", ".0f"),
+        ("MB of the process and its children between runs (the same)", "pss_mb", ".0f"),
     ):
-        cold = key == "start_s"
-        out += ["", title, "", "| workload | " + " | ".join(peers) + (" | rlx, empty cache |" if cold else " |")]
-        out += ["|---" * (len(peers) + 1 + cold) + "|"]
+        out += ["", title, "", "| workload | " + " | ".join(peers) + " | rlx, empty cache |"]
+        out += ["|---" * (len(peers) + 2) + "|"]
         for row in rows:
             cells = [format(row.results[p][key], form) if p in row.results else "-" for p in peers]
-            if cold:
-                cells.append(f"{row.cold_s:.2f}" if row.cold_s else "-")
+            cells.append(format(row.cold[key], form) if row.cold else "-")
             out.append(f"| {row.name} | {' | '.join(cells)} |")
     for row in rows:
         out += [f"{row.name}, {peer}: {why}" for peer, why in row.failures.items()]

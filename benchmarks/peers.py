@@ -1,8 +1,8 @@
 """The runtimes that are compared, one small class each, and the worker process that runs one of them.
 
 `python benchmarks/peers.py PEER NAME FOLDER THREADS [CACHE]` loads FOLDER/NAME.onnx, answers once, and prints a line of
-JSON: seconds, memory, error. Then each line that it reads, a number of seconds, is answered with the times of the calls
-that it made in them.
+JSON: when that was, and the error. Then each line that it reads, a number of seconds, is answered with the times of
+the calls that it made in them.
 """
 
 from __future__ import annotations
@@ -252,12 +252,6 @@ PEERS: dict[str, type[Peer]] = {
 }
 
 
-def memory() -> dict[str, float]:
-    """MB of this process, now and at most."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {key: int(lines[name].split()[0]) / 1024 for key, name in (("rss", "VmRSS"), ("peak", "VmHWM"))}
-
-
 def cpu_seconds() -> float:
     """Processor time of this process and its children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -309,7 +303,7 @@ def worker(peer: str, name: str, folder: Path, threads: int, cache: str | None) 
     except Exception as error:  # noqa: BLE001 - one that fails must not hide the others
         say({"failure": f"{type(error).__name__}: {error}"[:300]})
         return
-    facts = {"answered": time.time(), **memory()}
+    facts = {"answered": time.time()}
     say({**facts, "error": error_of(got, expected[: runtime.answers]) if got else None})
     del got, data
     calls(run, 0.5, 1)
@@ -317,7 +311,7 @@ def worker(peer: str, name: str, folder: Path, threads: int, cache: str | None) 
         start = cpu_seconds()
         run()  # brings its data back into the caches
         taken = calls(run, float(line), 3)
-        say({"times": taken, "cpu": cpu_seconds() - start, **memory()})
+        say({"times": taken, "cpu": cpu_seconds() - start})
 
 
 if __name__ == "__main__":

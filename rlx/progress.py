@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from rlx.errors import OptionError
 from rlx.records import dataclass
 
-__all__ = ["STAGES", "Progress", "Watcher", "is_watched", "report", "reported", "reporting"]
+__all__ = ["STAGES", "Progress", "Watcher", "report", "reported", "reporting"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -110,11 +110,6 @@ def report(stage: str, part: float = 0.0, item: str = "") -> None:
     reporter = _reporter.get()
     if reporter is not None:
         reporter(stage, part, item)
-
-
-def is_watched() -> bool:
-    """Whether anybody is told."""
-    return _reporter.get() is not None
 
 
 def reported(function: F) -> F:

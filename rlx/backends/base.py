@@ -139,10 +139,12 @@ def host_memory() -> DeviceMemory:
 class CodeSizes:
     """What the code of a program takes besides its buffers, in bytes, known before any of it is compiled.
 
-    `phases` counts calls of kernels, `functions` the different ones; `text` is the source that stays with them, `words`
-    their arguments; `scratch(extents)` is working memory of a run for all threads, `prepare_scratch` that of packing.
+    `phases` counts calls of kernels, `functions` the different ones; `text` is the source of these, `words` their
+    arguments; `scratch(extents)` is working memory of a run for all threads, `prepare_scratch` that of packing.
     `spare` are bytes of packed weights that only unusual values fill. `results(plan, sizes)` is what runs by a plan
     take beside its arena for results of these sizes, where the caller still has those of the run before.
+    Weights in a file that kernels can't read there are copied to be packed, so many bytes (`step`) and one weight at a
+    time; None: all are copied before.
     """
 
     phases: int
@@ -153,6 +155,7 @@ class CodeSizes:
     prepare_scratch: int
     spare: int = 0
     results: Callable[[MemoryPlan, Sequence[int]], int] = lambda plan, sizes: sum(sizes)
+    step: int | None = None
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,8 @@ class Admission:
         private = replace(own, weight_bytes=own.weight_bytes - own.mapped_weight_bytes)
         mapped = private
         if compiling:
-            private = replace(private, overhead_bytes=max(self.overhead.compiling, AGAIN))
+            passing, most = self.overhead.passing, max(self.overhead.compiling, AGAIN)
+            private = replace(private, overhead_bytes=most - passing, compiler_bytes=passing)
             mapped = replace(mapped, overhead_bytes=max(self.overhead.address_compiling, AGAIN))
         for allowed, why in (
             (budget.soft_room, "by the soft budget of this process"),
@@ -249,7 +250,7 @@ class CarefulAdmission(Admission):
     @cached_property
     def overhead(self) -> Overhead:
         left = known_overhead(self.backend.name).left(self.backend.name)
-        return replace(left, compiling=0, address_compiling=0)
+        return replace(left, fixed=left.stays, compiling=0, passing=0, address_compiling=0)
 
     def predicted(self, extents: Mapping[str, int] | None) -> MemoryEstimate | None:
         if extents is not None and not extents:

@@ -206,6 +206,7 @@ def _onnx(
         replace(options, dims=None),
         overhead,
         mapped=mapped,
+        lies=lambda name: name in refs and not refs[name].is_copied,
         held=held,
         file_bytes=touched,
         equal=_equal({name: refs[name] for name in params & refs.keys()}),

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FUNCTION", "NODE", "Overhead", "known_overhead", "overhead_of"]
 
-FORMAT = 9
+FORMAT = 10
 SECONDS = 300  # the longest that a measurement may take
 MEASURED_WITH = ("rlx", "llvmlite", "numpy", "ml-dtypes")
 MAPPED = 16 << 20  # address space that loading a file takes in passing, at most
 SCATTER = 5 << 20  # bytes by which measurements of equal processes differ
 ARTIFACT = 3 << 20  # bytes of a stored model that the system reads along with what is used of it
-SCATTERED = ("fixed", "compiling", "cached", "address")
+SCATTERED = ("fixed", "compiling", "cached", "address")  # `passing` is rounded down: what stays is not too small
 # Bytes of what Python keeps of a node, and of a kernel's objects and tables, machine code, and what the compiler keeps:
 # measured are up to 5 and 41 KiB, as both find freed memory. They are the same on every machine, as budgets are.
 NODE, FUNCTION = 8 << 10, 32 << 10
@@ -41,7 +41,8 @@ class Overhead:
     have 0).
     `compiling` is the part of `fixed` that comes only
     once something is compiled, kernels of every kind and by all threads that compile: how much of the compiler's
-    library that brings into memory depends on what is compiled. `cached` is the growth where the code of a tiny graph
+    library that brings into memory depends on what is compiled. `passing` is the part that goes again when the code is
+    made, such as pages of that library. `cached` is the growth where the code of a tiny graph
     comes from the cache. `address` and `address_compiling` are `fixed` and `compiling` of the address space, of which
     libraries are mapped whole and threads reserve more than they use. All are rounded up by what measurements scatter,
     so that they are rather too large. What a process has already it has once: `left` is what is still to come.
@@ -50,16 +51,25 @@ class Overhead:
     fixed: int
     per_node: int = 0
     compiling: int = 0
+    passing: int = 0
     address: int = 0
     address_compiling: int = 0
     cached: int = 0
     guess: bool = False  # not measured on this machine
 
     def left(self, device: str) -> Overhead:
-        """The same for this process as it is now: without what the device has brought into it already."""
+        """The same for this process as it is now: without what the device has brought into it already.
+
+        What passes comes again when something is compiled, but these are pages of a file, which are nobody's memory.
+        """
         if device not in COMPILED:
             return replace(self, cached=0) if device in RESTORED else self
-        return replace(self, fixed=0, compiling=0, cached=0, address=0, address_compiling=0)
+        return replace(self, fixed=0, compiling=0, passing=0, cached=0, address=0, address_compiling=0)
+
+    @property
+    def stays(self) -> int:
+        """Bytes that are there as long as the process."""
+        return self.fixed - self.passing
 
     @property
     def certainty(self) -> str:
@@ -86,6 +96,7 @@ USUAL = Overhead(
     fixed=128 << 20,
     per_node=16 << 10,
     compiling=64 << 20,
+    passing=24 << 20,
     address=288 << 20,
     address_compiling=96 << 20,
     cached=24 << 20,

@@ -46,6 +46,7 @@ def estimate_graph(
     overhead: Overhead,
     *,
     mapped: Mapped | None = None,
+    lies: Mapped | None = None,
     held: Mapping[str, Any] | None = None,
     file_bytes: Callable[[Collection[str]], int] = lambda kept: 0,
     equal: Mapping[str, str] | None = None,
@@ -73,6 +74,7 @@ def estimate_graph(
         options,
         overhead,
         mapped=mapped,
+        lies=lies,
         held=held,
         file_bytes=file_bytes,
         equal=equal,
@@ -90,6 +92,7 @@ def lowered_of(
     overhead: Overhead,
     *,
     mapped: Mapped | None = None,
+    lies: Mapped | None = None,
     held: Mapping[str, Any] | None = None,
     file_bytes: Callable[[Collection[str]], int] = lambda kept: 0,
     equal: Mapping[str, str] | None = None,
@@ -100,11 +103,12 @@ def lowered_of(
     `times`: the program has a part of the graph only, in which the param stands for so many like it.
     """
     data = {p.name: p.data for p in graph.params}
+    stays = lies if lies is not None else lambda name: (a := data.get(name)) is not None and lies_in_file(a)
     in_file = mapped if mapped is not None else lambda name: (a := data.get(name)) is not None and read_in_place(a)
     if equal is None:
         equal = equal_arrays({p.name: (p.type.encoding, p.data) for p in graph.params if p.data is not None})
-    weights = weigh(program, in_file, _checked_held(graph, held or {}), equal, times)
     sizes = backend.code_sizes(program, options)
+    weights = weigh(program, in_file, stays, _checked_held(graph, held or {}), equal, sizes.step, times)
     return Lowered(graph, program, schedule(program), options, sizes, weights, backend.name, overhead, file_bytes)
 
 
@@ -143,6 +147,7 @@ class Weights:
     packed: int
     constants: int
     copies: int  # private copies of params that are dropped after packing
+    in_step: int  # of what packing reads of a file, the most that is in memory at a time
     held: int
     held_names: tuple[str, ...]
     kept_names: frozenset[str]
@@ -153,14 +158,18 @@ class Weights:
 def weigh(
     program: Program,
     in_file: Mapped,
+    lies: Mapped,
     held: Mapping[str, int],
     equal: Mapping[str, str],
+    step: int | None,
     times: Callable[[str], int] = lambda param: 1,
 ) -> Weights:
     """Adds up params, constants and what `prepare` makes; each param once, however often it is used.
 
-    Of `equal` params there is one copy, and one of what is packed of them; those that are read in a file lie there.
-    A param, with what is made of it, counts so many times.
+    `in_file` says of a param whether kernels read it where it lies in a file, `lies` whether it lies there at all: then
+    only `step` bytes, and one weight, are copied at a time, where that is not None. Of `equal` params there is one
+    copy, and one of what is packed of them; those that are read in a file lie there. A param, with what is made of it,
+    counts so many `times`.
     """
     by_name = {p.name: p for p in program.params}
     same = {by_name[a]: by_name[b] for a, b in equal.items() if a in by_name and b in by_name}
@@ -184,22 +193,30 @@ def weigh(
     from_file = [b for b in program.constants if b.data is not None and b not in kept and lies_in_file(b.data)]
     kept_mapped = [*(p for p in kept_new if in_file(p.name)), *(b for b in in_place if b in kept)]
     packed_new = dict.fromkeys(map(place, (p for p in new if p not in kept)))
-    copied = [p for p in packed_new if p not in kept_new and p.name not in held and not in_file(p.name)] + [
-        b for b in from_file if b not in in_place
-    ]
+    odd = [p for p in packed_new if p not in kept_new and p.name not in held and not in_file(p.name)]
+    odd += [b for b in from_file if b not in in_place]
+    late = [b for b in odd if step is not None and (b.kind == "const" or lies(b.name))]
+    early = [b for b in odd if b not in late]
+    leaves = (*program.params, *program.constants)
     return Weights(
         stored=total(program.params),
         kept=total(kept_new),
         kept_mapped=total(kept_mapped),
         packed=total((b for b in program.buffers("prepared") if b not in packed), 8),
         constants=total(b for b in program.constants if b not in from_file),
-        copies=total(copied),
+        copies=total(early) + (0 if step is None else _at_a_time(late, total(late), step)),
+        in_step=total(leaves) if step is None else _at_a_time(leaves, total(leaves), step),
         held=sum(held.values()),
         held_names=tuple(held),
         kept_names=frozenset(b.name for b in (*program.params, *in_place) if b in kept),
         experts=_experts(program, in_file),
         twice=tuple(b for b in _packed_too(program) if b in kept),
     )
+
+
+def _at_a_time(buffers: Sequence[Buffer], total: int, step: int) -> int:
+    """The most that is there of buffers that come and go in parts of so many bytes and one buffer."""
+    return min(total, step + max(map(_bound, buffers), default=0))
 
 
 def _packed_too(program: Program) -> Iterator[Buffer]:
@@ -274,7 +291,8 @@ class Lowered:
             device=self.device,
             weight_bytes=weights.kept + weights.packed + weights.constants,
             code_bytes=self.overhead.code_bytes(sizes, len(self.graph.nodes)),
-            overhead_bytes=self.overhead.fixed,
+            overhead_bytes=self.overhead.stays,
+            compiler_bytes=self.overhead.passing,
             cached_overhead_bytes=self.overhead.cached,
             source_bytes=self.overhead.source_bytes(sizes, len(self.graph.nodes)),
             address_bytes=self.overhead.unused,
@@ -289,7 +307,7 @@ class Lowered:
             held_weight_bytes=weights.held,
             held_weights=weights.held_names,
             loading_copy_bytes=weights.copies + sizes.prepare_scratch,
-            file_bytes=self.file_bytes(weights.kept_names),
+            file_bytes=min(self.file_bytes(weights.kept_names), weights.in_step),
             experts=weights.experts,
             notes=(_UNBOUNDED, *self._notes),
         )

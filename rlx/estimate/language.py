@@ -144,7 +144,8 @@ class _Model:
             state_bytes=shape.batch * kv_bytes(arch.kv_elements(shape.context), shape.kv_dtype),
             workspace_bytes=self.threads * WORKSPACE,
             code_bytes=NODES_PER_LAYER * len(arch.layers) * NODE + FUNCTIONS * FUNCTION,
-            overhead_bytes=self.overhead.fixed,
+            overhead_bytes=self.overhead.stays,
+            compiler_bytes=self.overhead.passing,
             address_bytes=self.overhead.unused,
             certainty={
                 **dict.fromkeys(PARTS, "forecast"),

@@ -53,7 +53,8 @@ class MemoryEstimate:
     loading touches and the system can drop at any time: they are in no sum, nor are `address_bytes`, which the device
     maps and never fills: only a limit on the address space counts them. `held_weight_bytes` are weights that a registry
     holds already. `source_bytes` of the code are there only where it is compiled, not where it comes from the cache,
-    and there `cached_overhead_bytes` are what the device takes. `import_bytes` are what importing a file takes in
+    and there `cached_overhead_bytes` are what the device takes. `compiler_bytes` are those of the device that go once
+    the code is made. `import_bytes` are what importing a file takes in
     passing, before anything is compiled. A process has the overhead once, however many models it runs: a budget is for
     the model's `own` bytes, which are without it. `certainty` says of each part "exact",
     "bounded" (no more than that), "calibrated", "guessed", or "forecast" for a model that can't be run yet.
@@ -82,6 +83,7 @@ class MemoryEstimate:
     source_bytes: int = 0
     import_bytes: int = 0
     cached_overhead_bytes: int = 0
+    compiler_bytes: int = 0
     dims: Mapping[str, int] = field(default_factory=dict)
     kv_bytes_per_token: int = 0
     kv_dtype: str | None = None
@@ -112,7 +114,8 @@ class MemoryEstimate:
     @property
     def compiling_peak_bytes(self) -> int:
         """The most while importing and compiling: before weights are loaded."""
-        return self.overhead_bytes + max(self.code_bytes, self.import_bytes) + self.constant_bytes
+        made = max(self.code_bytes + self.compiler_bytes, self.import_bytes)
+        return self.overhead_bytes + made + self.constant_bytes
 
     @property
     def peaks(self) -> dict[str, int]:
@@ -131,7 +134,7 @@ class MemoryEstimate:
     @property
     def own(self) -> MemoryEstimate:
         """The same without what the device takes by itself: what is compared with a budget, here and by `rlx.load`."""
-        return replace(self, overhead_bytes=0, cached_overhead_bytes=0, import_bytes=0)
+        return replace(self, overhead_bytes=0, cached_overhead_bytes=0, import_bytes=0, compiler_bytes=0)
 
     @property
     def cached_peak_bytes(self) -> int:
@@ -341,7 +344,7 @@ class MemoryEstimate:
         extra = (
             "stored_weight_bytes", "packed_weight_bytes", "constant_bytes", "mapped_weight_bytes", "held_weight_bytes",
             "loading_copy_bytes", "file_bytes", "address_bytes", "source_bytes", "import_bytes",
-            "cached_overhead_bytes", "kv_bytes_per_token", "kv_dtype",
+            "cached_overhead_bytes", "compiler_bytes", "kv_bytes_per_token", "kv_dtype",
         )  # fmt: skip
         return {
             "model": self.model,

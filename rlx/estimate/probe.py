@@ -39,6 +39,7 @@ def main(device: str, folder: str) -> None:
     if says:
         kept.append(_run(_every_kind(), device))
     fixed, compiling = peak_bytes() - start, peak_bytes() - ready
+    settled = resident_bytes() - start
     address, address_compiling = address_bytes() - mapped, address_bytes() - loaded
     before = resident_bytes()
     if not says:
@@ -47,6 +48,7 @@ def main(device: str, folder: str) -> None:
         "fixed": fixed,
         "per_node": max(0, resident_bytes() - before) // MANY,
         "compiling": compiling,
+        "passing": min(max(0, fixed - settled), compiling),
         "address": address,
         "address_compiling": address_compiling,
     }

@@ -23,6 +23,7 @@ __all__ = [
     "FileIdentity",
     "Place",
     "collect_files",
+    "copied",
     "give_back",
     "identity_of",
     "lies_in_file",
@@ -35,6 +36,8 @@ __all__ = [
     "to_own_pages",
     "unread",
 ]
+
+OWN_PAGES = 64 << 10  # bytes of an array from which on a copy of it has pages of its own
 
 FileIdentity = tuple[int, int, int, int]  # device, inode, bytes, nanoseconds of the last change
 
@@ -120,11 +123,13 @@ def give_back(arrays: Iterable[NDArray[Any]], *, whole: bool = False) -> None:
     `whole`: all pages of these files. The system keeps what it has read of a file, so coming back costs some 25 µs a
     MiB. Nothing happens to memory that is no mapped file, and where the system can't do it.
     """
-    advice = getattr(mmap, "MADV_DONTNEED", None)
+    advice: int | None = getattr(mmap, "MADV_DONTNEED", None)
+    if advice is None:
+        return
     files: dict[int, mmap.mmap] = {}
     for array in arrays:
         memory = mapping_of(array)
-        if advice is None or not isinstance(memory, MappedFile) or memory.writable or not array.nbytes:
+        if not isinstance(memory, MappedFile) or memory.writable or not array.nbytes:
             continue
         if whole:
             files[id(memory)] = memory
@@ -201,6 +206,11 @@ def to_own_pages(array: NDArray[Any]) -> NDArray[Any]:
     made[...] = array
     made.flags.writeable = False
     return made
+
+
+def copied(array: NDArray[Any]) -> NDArray[Any]:
+    """A compact copy; a large one in pages of its own, which the system has back as soon as nobody has it."""
+    return np.array(array, order="C") if array.nbytes < OWN_PAGES else to_own_pages(array)
 
 
 def same_memory(array: NDArray[Any]) -> tuple[object, ...] | None:

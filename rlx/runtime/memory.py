@@ -99,7 +99,9 @@ class ModelMemory:
             return None
         if self._stored:
             return made.own.cached_peak_bytes
-        return made.own.peak_bytes + made.file_bytes + self._careful.overhead.compiling
+        own, brought = made.own, self._careful.overhead
+        after = max(own.loading_peak_bytes, own.running_peak_bytes) - brought.passing
+        return max(after, own.compiling_peak_bytes) + made.file_bytes + brought.compiling
 
     @property
     def residual(self) -> int | None:

@@ -31,6 +31,7 @@ from rlx.backends.cpu.layout.channels_last import channels_last
 from rlx.backends.cpu.llvm.convert import LLVM
 from rlx.backends.cpu.native import entry_ir, runner_ir
 from rlx.backends.cpu.runtime.executable import CpuExecutable
+from rlx.backends.cpu.runtime.prepare import BLOCK
 from rlx.backends.cpu.runtime.result_sizes import result_bytes
 from rlx.backends.cpu.schedule.arguments import THREADS, KernelCode, Routine
 from rlx.backends.cpu.select import laid_out
@@ -221,6 +222,7 @@ class CpuBackend(CodeGenerator):
             prepare_scratch=threads * max((c.scratch_bytes({THREADS: threads}) for c in prepare), default=0),
             spare=sum(int8_conv.spare_bytes(kernel, self.target) for kernel in program.prepare),
             results=lambda plan, sizes: result_bytes(program, plan, sizes),
+            step=BLOCK,
         )
 
     @contextmanager

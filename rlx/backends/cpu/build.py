@@ -37,8 +37,8 @@ def build(
         compile_codes(work, [p.code for p in (*prepare, *run) if p.code is not None])
         addresses = work.finish()
     bare = _Bare()
-    prepare, run = [bare(p) for p in prepare], [bare(p) for p in run]
-    shared = Shared(graph, program, options, prepare, run, addresses, marks)
+    packing, running = [bare(p) for p in prepare], [bare(p) for p in run]
+    shared = Shared(graph, program, options, packing, running, addresses, marks)
     data = {v.name: v.data for v in graph.params if v.data is not None}
     if data:
         shared.set_params(data)

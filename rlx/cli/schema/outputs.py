@@ -102,6 +102,7 @@ class Estimate(Output):
     source_bytes: int
     import_bytes: int
     cached_overhead_bytes: int
+    compiler_bytes: int  # of the device, given back once the code is made
     kv_bytes_per_token: int | None
     kv_dtype: str | None
     held_weights: list[str]

@@ -20,7 +20,7 @@ LOAD, DYNAMIC = 1, 2  # kinds of segments
 WRITABLE = 2
 TEXT_RELOCATIONS, FLAGS, TEXT_RELOCATIONS_FLAG = 22, 30, 4  # of the dynamic section
 
-_last = 0.0
+_last = [0.0]  # when pages went
 
 
 class Segment(ctypes.Structure):
@@ -87,8 +87,7 @@ def _changes_text(dynamic: int) -> bool:
 
 def give_back_library(path: str | None) -> None:
     """Takes the pages of a loaded library out of this process; those that are used come back."""
-    global _last
-    _last = time.monotonic()
+    _last[0] = time.monotonic()
     advice = getattr(mmap, "MADV_DONTNEED", None)
     if path is None or advice is None:
         return
@@ -99,7 +98,7 @@ def give_back_library(path: str | None) -> None:
 
 def give_back_now_and_then(path: str | None) -> None:
     """The same, where the last time is a while ago."""
-    if time.monotonic() - _last >= EVERY:
+    if time.monotonic() - _last[0] >= EVERY:
         give_back_library(path)
 
 

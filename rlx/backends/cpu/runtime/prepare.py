@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +16,7 @@ from rlx.backends.cpu.runtime import packed_weights
 from rlx.backends.cpu.runtime.binding import Binding, aligned_bytes
 from rlx.backends.cpu.runtime.residency import Mask
 from rlx.ir.graph import Array
-from rlx.ir.mapped import give_back, mapping_of
+from rlx.ir.mapped import copied, give_back, mapping_of
 from rlx.kernels.program import Buffer
 from rlx.progress import report
 
@@ -34,18 +36,23 @@ def pack_outdated(shared: Shared) -> None:
     phases = _unshared(shared, outdated)
     report("pack")
     groups = _groups(phases)
+    needed = needed_params(shared)
     for number, group in enumerate(groups):
         report("pack", number / len(groups))
-        _run(shared, group)
-        give_back(_sources(shared, group))  # in step, so that memory never holds both forms of all weights
-    give_back(_sources(shared, phases), whole=True)  # what passes have looked at, too
+        with _readable(shared, _sources(shared, group)):
+            _run(shared, group)
+        sources = _sources(shared, group)  # go in step, so that memory never holds both forms of all weights
+        give_back(sources.values())
+        _drop_constants(shared, sources.keys() - needed)
+    give_back(_sources(shared, phases).values(), whole=True)  # what passes have looked at, too
+    _settle(shared)
     for buffer in {b.base for phase in phases for b in phase.kernel.writes()}:
         packed_weights.offer(shared.keys[buffer], shared.memory[buffer])
     for panels in partly:
         _place(shared, panels, shared.residency.masks[panels], None)
     shared.prepared = True
     shared.dirty.clear()
-    _drop_packed(shared)
+    _drop_packed(shared, needed)
 
 
 def _run(shared: Shared, phases: Sequence[Phase]) -> None:
@@ -58,11 +65,32 @@ def _run(shared: Shared, phases: Sequence[Phase]) -> None:
         raise binding.error(block, status)
 
 
-def _sources(shared: Shared, phases: Sequence[Phase]) -> list[Array]:
+def _sources(shared: Shared, phases: Sequence[Phase]) -> dict[Buffer, Array]:
     """The params and constants that these phases read, where they lie."""
     roots = dict.fromkeys(b.base for phase in phases for b in phase.kernel.reads())
-    found = [shared.params.get(root) if root.kind == "param" else root.data for root in roots]
-    return [array for array in found if array is not None]
+    found = {root: shared.params.get(root) if root.kind == "param" else root.data for root in roots}
+    return {root: array for root, array in found.items() if array is not None}
+
+
+@contextmanager
+def _readable(shared: Shared, sources: Mapping[Buffer, Array]) -> Iterator[None]:
+    """Params that lie in a file where kernels can't read them are meanwhile there as copies."""
+    odd = {root: array for root, array in sources.items() if root.kind == "param" and not array.flags.aligned}
+    shared.params |= {root: copied(array) for root, array in odd.items()}
+    try:
+        yield
+    finally:
+        shared.params |= odd
+
+
+def _settle(shared: Shared) -> None:
+    """Copies the params that runs read, and that lie in a file where kernels can't read them."""
+    read = {b.base for phase in shared.run.phases for b in phase.kernel.reads()}
+    read |= {b.base for _, b in shared.program.outputs}
+    for root in [root for root, array in shared.params.items() if root in read and not array.flags.aligned]:
+        there = shared.params[root]
+        shared.params[root] = copied(there)
+        give_back([there])
 
 
 def _groups(phases: Sequence[Phase]) -> list[Sequence[Phase]]:
@@ -90,7 +118,7 @@ def place_experts(shared: Shared, masks: Mapping[Buffer, Mask]) -> None:
         else:
             shared.residency.masks[panels] = mask
     if shared.prepared:
-        _drop_packed(shared)
+        _drop_packed(shared, needed_params(shared))
 
 
 def _place(shared: Shared, panels: Buffer, mask: Mask, have: Array | None) -> None:
@@ -168,13 +196,18 @@ def needed_params(shared: Shared) -> set[Buffer]:
     return needed
 
 
-def _drop_packed(shared: Shared) -> None:
+def _drop_packed(shared: Shared, needed: AbstractSet[Buffer]) -> None:
     """Lets go of what nothing will read again: params that kernels have packed alone, copies of packed constants."""
-    needed = needed_params(shared)
     for buffer in shared.params.keys() - needed - shared.residency.sources(shared.params):
         del shared.params[buffer]
-    for buffer in [b for b in shared.memory if b.kind == "const" and b not in needed]:
-        del shared.memory[buffer]
+    _drop_constants(shared, shared.memory.keys() - needed)
+
+
+def _drop_constants(shared: Shared, buffers: Iterable[Buffer]) -> None:
+    """Lets go of copies of constants."""
+    for buffer in buffers:
+        if buffer.kind == "const":
+            shared.memory.pop(buffer, None)
 
 
 def _in_blocks(buffers: Sequence[Buffer]) -> dict[Buffer, Array]:

@@ -24,7 +24,7 @@ from rlx.backends.cpu.runtime.concurrent_phases import Span, spans
 from rlx.backends.granted import run_threads
 from rlx.ir.dtype import pack
 from rlx.ir.graph import Array, Graph
-from rlx.ir.mapped import read_in_place, to_own_pages
+from rlx.ir.mapped import copied, lies_in_file, read_in_place
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Program
 from rlx.options import CompileOptions
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from rlx.backends.cpu.runtime.residency import Mask, Residency
 
 __all__ = ["Shared", "timeline"]
-
-OWN_PAGES = 64 << 10  # bytes of a param from which on a copy of it has pages of its own
 
 
 class Shared:
@@ -159,12 +157,21 @@ class Shared:
             first = equal.get(b)
             if first is not None:
                 keys[b] = keys[first] = keys[first] or new_key()
-            ready[b] = a if read_in_place(a) else _copied(a) if first is None else ready[first]
+            ready[b] = a if self._stays(b, a) else copied(a) if first is None else ready[first]
         with self.changing():
             self.dirty |= ready.keys()
             self.keys |= dict.fromkeys(ready)
             self.params |= ready
             self.keys |= keys
+
+    def _stays(self, param: Buffer, array: Array) -> bool:
+        """Whether the values of a param can stay where they are: packing copies what it can't read in a file there,
+        some at a time. Runs read experts at any time.
+        """
+        if read_in_place(array):
+            return True
+        experts = self.residency.weights.values() if self.program.experts else ()
+        return lies_in_file(array) and all(weight.source.base is not param for weight in experts)
 
     def address(self, buffer: Buffer) -> int:
         """The address of a param, constant or prepared root buffer."""
@@ -214,11 +221,6 @@ class Shared:
 
         needed = needed_params(self)
         return {b: array for b, array in self.params.items() if b in needed}
-
-
-def _copied(array: Array) -> Array:
-    """A compact copy; a large one in pages of its own, which the system has back as soon as it is packed."""
-    return np.array(array, order="C") if array.nbytes < OWN_PAGES else to_own_pages(array)
 
 
 def _constant_bytes(buffer: Buffer) -> Array:

@@ -1,0 +1,156 @@
+"""What loading leaves in memory: pages of weight files and of the compiler's library are given back."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fresh_process import in_fresh_process
+
+import rlx
+from rlx.estimate.resident import peak_bytes, resident_bytes
+from rlx.ir.mapped import copied, give_back, lies_in_file, map_file
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/smaps")
+
+Array = np.ndarray[Any, Any]
+SIZE, LAYERS = 2048, 8  # matrices of 16 MiB
+MIB = 1 << 20
+
+
+def resident_of(name: str) -> int:
+    """Bytes of the mapped files whose paths hold this name that are resident."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        parts = line.split()
+        if "-" in parts[0] and not parts[0].endswith(":"):
+            inside = len(parts) > 5 and name in parts[5]
+        elif inside and parts[0] == "Rss:":
+            total += 1024 * int(parts[1])
+    return total
+
+
+def mapped_bytes(path: str, *, writable: bool = False) -> Array:
+    with open(path, "rb") as file:
+        return map_file(file.fileno(), path, writable=writable)
+
+
+def weights_in(path: str, offset: int) -> list[Array]:
+    """Matrices of a file, which kernels can read there if the offset is a multiple of 4."""
+    whole = mapped_bytes(path)[offset : offset + LAYERS * SIZE * SIZE * 4].view(np.float32)
+    return list(whole.reshape(LAYERS, SIZE, SIZE))
+
+
+def chain(weights: list[Array], table: Array | None = None) -> rlx.Graph:
+    """A product with each of the matrices, after a row of the table."""
+    g = rlx.Graph("chain")
+    if table is None:
+        x: Any = g.input("x", (1, SIZE))
+    else:
+        x = rlx.gather(g.param("table", table.shape, data=table), g.input("x", (1,), "i64"))
+    for number, w in enumerate(weights):
+        x = rlx.tanh(x @ g.param(f"w{number}", w.shape, data=w))
+    g.output(x, "y")
+    return g
+
+
+def load_and_measure(path: str, offset: int) -> dict[str, Any]:
+    """A run of the chain over a file, and what it left in memory."""
+    rlx.compile(_small(), device="cpu").run([np.ones((1, 4), np.float32)])
+    weights = weights_in(path, offset)
+    before = resident_bytes()
+    model = rlx.compile(chain(weights), device="cpu", threads=1, cache=False)
+    (y,) = model.run([np.ones((1, SIZE), np.float32)])
+    return {
+        "bits": y.tobytes().hex(),
+        "file": resident_of(path),
+        "grown": resident_bytes() - before,
+        "peak": peak_bytes() - before,
+        "library": resident_of("libllvmlite"),
+    }
+
+
+def _small() -> rlx.Graph:
+    g = rlx.Graph("small")
+    g.output(rlx.relu(g.input("x", (1, 4))), "y")
+    return g
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = tmp_path_factory.mktemp("weights") / "chain.bin"
+    weights = np.random.default_rng(0).standard_normal((LAYERS, SIZE, SIZE), dtype=np.float32) / np.float32(45)
+    for offset in (0, 1):
+        made.with_suffix(f".{offset}").write_bytes(bytes(offset) + weights.tobytes())
+    return str(made.with_suffix(""))
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_packed_weights_leave_no_pages_of_their_file(path: str, offset: int) -> None:
+    """Neither at the end nor meanwhile is the file in memory beside what was packed of it, as it lies or as a copy."""
+    found = in_fresh_process(load_and_measure, f"{path}.{offset}", offset)
+    total = LAYERS * SIZE * SIZE * 4
+    assert found["file"] < 2 * MIB
+    assert found["grown"] < total + 24 * MIB
+    assert found["peak"] < total + 112 * MIB  # two parts of 32 MiB, and what the compiler takes
+    assert found["library"] < 12 * MIB
+    (y,) = rlx.compile(chain([np.array(w) for w in weights_in(f"{path}.{offset}", offset)]), device="cpu").run(
+        [np.ones((1, SIZE), np.float32)]
+    )
+    assert bytes.fromhex(found["bits"]) == y.tobytes()
+
+
+def test_a_weight_that_runs_read_is_copied_where_kernels_cannot_read_it(path: str) -> None:
+    """A table of rows, at an odd place of a file: runs read a copy, and setting a param again packs from the file."""
+    weights = weights_in(f"{path}.1", 1)
+    assert lies_in_file(weights[0])
+    assert not weights[0].flags.aligned
+    graph, plain = chain(weights[1:3], weights[0]), chain([np.array(w) for w in weights[1:3]], np.array(weights[0]))
+    model, other = rlx.compile(graph, device="cpu"), rlx.compile(plain, device="cpu")
+    row = np.array([5])
+    assert np.array_equal(model.run([row])[0], other.run([row])[0])
+    for each in (model, other):
+        each.set_params({"w1": np.array(weights[4])})
+    assert np.array_equal(model.run([row])[0], other.run([row])[0])
+    model.set_params({"w0": weights[5], "table": weights[6]})
+    other.set_params({"w0": np.array(weights[5]), "table": np.array(weights[6])})
+    assert np.array_equal(model.run([row])[0], other.run([row])[0])
+
+
+def test_what_is_given_back_is_read_again(path: str) -> None:
+    whole = mapped_bytes(f"{path}.1")
+    part = whole[4097 : 4097 + 3 * MIB]
+    expected = part.tobytes()
+    before = resident_of(path)
+    give_back([part, np.ones(5), whole[:0]])
+    assert resident_of(path) <= before - 2 * MIB
+    assert part.tobytes() == expected
+    give_back([part], whole=True)
+    assert resident_of(path) == 0
+    assert part.tobytes() == expected
+
+
+def test_what_was_written_is_not_given_back(path: str) -> None:
+    whole = mapped_bytes(f"{path}.0", writable=True)
+    whole[:100] = 7
+    give_back([whole[:100]])
+    give_back([whole], whole=True)
+    assert (whole[:100] == 7).all()
+
+
+def test_copies_are_aligned_and_equal(path: str) -> None:
+    for array in (weights_in(f"{path}.1", 1)[0], weights_in(f"{path}.1", 1)[0][0]):
+        assert copied(array).flags.aligned
+        assert copied(array).tobytes() == array.tobytes()
+
+
+def test_the_estimate_says_what_is_copied_at_a_time(path: str) -> None:
+    """Of weights that kernels can't read in their file 32 MiB and one of them at most."""
+    odd = rlx.estimate(chain(weights_in(f"{path}.1", 1)), "cpu", overhead=0)
+    even = rlx.estimate(chain(weights_in(f"{path}.0", 0)), "cpu", overhead=0)
+    plain = rlx.estimate(chain([np.array(w) for w in weights_in(f"{path}.0", 0)]), "cpu", overhead=0)
+    assert odd.loading_copy_bytes - even.loading_copy_bytes == 48 * MIB
+    assert plain.loading_copy_bytes - even.loading_copy_bytes == LAYERS * SIZE * SIZE * 4
