@@ -102,7 +102,7 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     Raises `ModelFormatError`.
     """
     path = Path(path)
-    if path.is_dir() or path.name.endswith((".safetensors", ".index.json")):
+    if os.path.isdir(path) or path.name.endswith((".safetensors", ".index.json")):
         return _of_folder(path)
     return _of_gguf(path)
 
