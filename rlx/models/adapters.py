@@ -238,7 +238,7 @@ def weights_of(
 
 def _turned(b: Array, name: str, gguf: bool, to_gguf: bool, family: Family, config: Config) -> Array:
     """The rows of B in the order that the model's file has."""
-    change = family.stored_in_gguf(name, config)
+    change = family.stored_in_gguf(name, config) if name in ("attn_q", "attn_k") else None
     if gguf == to_gguf or change is None:
         return b
     rows = config.head_dim * (config.heads if name == "attn_q" else config.kv_heads)

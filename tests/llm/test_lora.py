@@ -144,13 +144,14 @@ def test_several_adapters_add_up_and_change_while_the_model_runs(tmp_path: Path)
     for module, (a, b) in two.items():
         changes[module] = changes.get(module, 0) + 0.5 * 3 / 5**0.5 * b @ a
     config, shapes = CASES["llama"]["config"], CASES["llama"]["shapes"]
-    model = write_folder(tmp_path / "m", config, shapes)
+    model = write_gguf(tmp_path / "m.gguf", config, shapes)
     wanted = logits_of(write_merged(tmp_path / "merged", "llama", changes))
     given = {"one": first, "two": (second, 0.5)}
     with rlx.load_llm(model, device="cpu", context=64, cache=False, lora=given) as llm:
         assert llm.adapters == {"one": 1.0, "two": 0.5}
 
         def logits() -> Any:
+            llm.reset()
             return np.asarray(llm.extend(llm.begin(None, IDS)[0], IDS, "logits"))
 
         np.testing.assert_allclose(logits(), wanted, atol=1e-4, rtol=1e-4)
@@ -164,7 +165,7 @@ def test_several_adapters_add_up_and_change_while_the_model_runs(tmp_path: Path)
             llm.restore(data)
         llm.set_adapter("one")
         llm.set_adapter("two", 0.5)
-        assert list(llm.restore(data)) == list(made) or True
+        llm.restore(data)
         np.testing.assert_allclose(logits(), wanted, atol=1e-4, rtol=1e-4)
         with pytest.raises(NameNotFound):
             llm.set_adapter("three")
