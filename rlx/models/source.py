@@ -37,6 +37,7 @@ KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "experts": (("expert_count",), ("num_local_experts", "num_experts", "n_routed_experts")),
     "experts_used": (("expert_used_count",), ("num_experts_per_tok",)),
     "expert_ffn": (("expert_feed_forward_length",), ("moe_intermediate_size",)),
+    "shared_ffn": (("expert_shared_feed_forward_length",), ("shared_expert_intermediate_size",)),
     "attention_scale": (("attention.scale",), ("attention_multiplier",)),
     "attention_cap": (("attn_logit_softcapping",), ("attn_logit_softcapping",)),
     "final_cap": (("final_logit_softcapping",), ("final_logit_softcapping",)),
