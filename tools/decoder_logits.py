@@ -53,6 +53,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("Qwen3Moe", {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 8}),
     "qwen3-moe-sums": ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 24,
                                     "head_dim": 8, "norm_topk_prob": True}),
+    "qwen2-moe": ("Qwen2Moe", {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                               "shared_expert_intermediate_size": 40}),
     "olmo2": ("Olmo2", {}),
 }  # fmt: skip
 
@@ -80,11 +82,11 @@ def published(shapes: dict[str, list[int]], family: str) -> dict[str, list[int]]
 def stacked(name: str, shape: list[int], family: str) -> Any:
     """A tensor of transformers' model, made of those of the files."""
     part = name.partition(".mlp.")[2]
-    if family not in ("Mixtral", "Qwen3Moe") or not part:
+    if family not in ("Mixtral", "Qwen2Moe", "Qwen3Moe") or not part:
         return weight(name, tuple(shape))
     own = list(published({name: shape}, family).items())
     parts = [weight(n, tuple(s)) for n, s in own]
-    if part == "gate.weight":
+    if not part.startswith("experts."):
         return parts[0]
     if part == "experts.down_proj":
         return np.stack(parts)

@@ -55,7 +55,7 @@ def write_safetensors(path: Path, arrays: dict[str, Any], code: str) -> None:
 
 # ---- GGUF, by the names and keys of llama.cpp's own package
 
-OTHER_NAMES = {"mistral": "llama", "gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+OTHER_NAMES = {"mistral": "llama", "gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe"}
 VOCABULARY = ["<unk>", "<s>", "</s>", "\u2581", *map(chr, range(33, 125))]  # 96 tokens, of single characters
 
 
@@ -138,8 +138,10 @@ def _write_facts(gguf: Any, writer: Any, family: str, config: dict[str, Any], la
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     for key, add in (
         ("num_local_experts", writer.add_expert_count),
+        ("num_experts", writer.add_expert_count),
         ("num_experts_per_tok", writer.add_expert_used_count),
         ("moe_intermediate_size", writer.add_expert_feed_forward_length),
+        ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
         ("sliding_window", writer.add_sliding_window),
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
         ("final_logit_softcapping", writer.add_final_logit_softcapping),
@@ -160,6 +162,8 @@ def _as_converted(family: str, config: dict[str, Any], name: str, array: Any) ->
         return np.ascontiguousarray(parts.swapaxes(1, 2).reshape(array.shape))
     if family.startswith("gemma") and name.endswith("norm.weight"):
         return array + np.float32(1)
+    if "shared_expert_gate" in name:
+        return array.squeeze()
     if family == "gpt2" and ".c_" in name and array.ndim == 2:
         return np.ascontiguousarray(array.T)
     return array

@@ -91,7 +91,8 @@ def from_gguf(path: str, metadata: Mapping[str, Any], vocab: int) -> Architectur
         own = f.number("expert_feed_forward_length", default=max(ffn))
         shared = f.number("expert_shared_count", default=0)
         dense = f.number("leading_dense_block_count", default=0)
-        ffn = [ffn[i] if i < dense else own * (used + shared) for i in range(count)]
+        beside = f.number("expert_shared_feed_forward_length", default=0) if not shared else 0
+        ffn = [ffn[i] if i < dense else own * (used + shared) + beside for i in range(count)]
     layers = tuple(
         # Multi-head latent attention keeps one compressed vector and one rotated key for all heads.
         Layer(rank + rope if rank else n * (key + value), window, h * max(key, value), width)
@@ -135,8 +136,9 @@ def from_config(path: str, config: Mapping[str, Any]) -> Architecture:
     used = f.number("num_experts_per_tok", "num_experts_per_token", default=0)
     own = f.number("moe_intermediate_size", "expert_ffn_hidden_size", default=ffn)
     shared = f.number("n_shared_experts", default=0)
+    beside = f.number("shared_expert_intermediate_size", default=0)  # of a shared expert of another width
     dense = f.number("first_k_dense_replace", default=0)
-    widths = [ffn if not used or i < dense else own * (used + shared) for i in range(count)]
+    widths = [ffn if not used or i < dense else own * (used + shared) + beside for i in range(count)]
     layers = tuple(Layer(kv, w, heads * size, width) for w, width in zip(windows, widths, strict=True))
     context = f.number("max_position_embeddings", "n_positions", default=0) or None
     causal = family not in ENCODERS or config.get("is_decoder") is True

@@ -13,6 +13,7 @@ from typing import Any, Unpack
 from rlx.boundary import bounded
 from rlx.disk import path_of
 from rlx.errors import CompileError, MemoryDeficit, ModelFormatError, OptionError
+from rlx.llm.adapters import Chosen, Lora
 from rlx.llm.model import LanguageModel
 from rlx.models.sizes import KV_DTYPES, WANTED
 from rlx.options import CompileOptions
@@ -33,6 +34,7 @@ def load_llm(
     prefill: int | None = None,
     slots: int = 1,
     draft: str | os.PathLike[str] | None = None,
+    lora: Lora | None = None,
     **options: Unpack[LoadKeywords],
 ) -> LanguageModel:
     """Loads a language model: a GGUF file (of several the first), or a folder with safetensors and a config.json.
@@ -40,7 +42,8 @@ def load_llm(
     `context`: tokens that the cache has room for (None: what the model was made for, 4,096 at most). `kv_dtype`: what
     the cache is stored in, "f32", "f16", "bf16", or blocks, "q8_0" or "q4_0". `prefill`: tokens of a prompt that go
     through at once (512). `slots`: texts that the cache has room for at the same time, of `context` tokens each.
-    `draft`: a smaller model with the same tokens, which guesses ahead for `generate(speculate=...)`.
+    `draft`: a smaller model with the same tokens, which guesses ahead for `generate(speculate=...)`. `lora`: an
+    adapter, a folder of PEFT or a GGUF file, or several: paths, or paths by name, each also with a scale, (path, 0.5).
     Further keywords are those of `rlx.load`: `threads`, `budget`, `precision` and others. Raises `ModelFormatError` for
     files that are damaged or of a kind that is not known, `MemoryDeficit` before weights are read where it does not
     fit, and `OptionError`.
@@ -56,6 +59,9 @@ def load_llm(
         raise OptionError(f"slots={slots!r}: expected 1 to {WANTED}")
     dims: dict[str, Any] = {"kv_dtype": kv_dtype, "sampling": 1, "batch": slots}
     dims |= {name: value for name, value in (("context", context), ("prefill", prefill)) if value is not None}
+    chosen = None if lora is None else Chosen.of(lora, path)
+    if chosen is not None:
+        dims["lora"] = chosen.room
     options["dims"] = dims
     try:
         model = Session().load(path, **options)
@@ -68,6 +74,8 @@ def load_llm(
         family_of(open_source(path))  # raises where it is no decoder, which has other options
         raise
     made = LanguageModel(model, Path(path_of(path, "load_llm")))
+    if chosen is not None:
+        chosen.put(model)
     if draft is not None:
         del options["dims"]
         made.with_draft(
@@ -87,7 +95,7 @@ def _with_largest(
 
     _, kind = kind_of(path_of(path, "load_llm"))
     file = read_gguf_model(path) if kind == ".gguf" else read_hf_model(path)
-    shape = shape_of(file, **{name: size for name, size in dims.items() if name != "sampling"})
+    shape = shape_of(file, **{name: size for name, size in dims.items() if name not in ("sampling", "lora")})
     own = {name: value for name, value in options.items() if name in names_of(CompileOptions) and name != "dims"}
     largest, found = largest_context(error, path, shape, CompileOptions().with_options(own))
     hint = f"context={largest} is the largest that fits" if largest > 0 else "It fits with no context, however short"

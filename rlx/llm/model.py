@@ -208,6 +208,7 @@ class LanguageModel:
 
     def _generation(self, ids: list[int], max_tokens: int | None, options: Mapping[str, Any]) -> Generation:
         chosen = options_of(options)
+        self.slots.sampler.check(chosen.sampling)
         if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
             raise OptionError(f"max_tokens={max_tokens!r}: expected a number >= 1")
         fixed = int(ids[:1] == [self.tokenizer.bos_id]) if chosen.overflow != "error" else 0
@@ -262,6 +263,22 @@ class LanguageModel:
         """
         with reporting(progress, {"tokens": 1.0}):
             return perplexity_of(self, self._ids(text), self.context if stride is None else stride)
+
+    # ---- adapters
+
+    @property
+    def adapters(self) -> Mapping[str, float]:
+        """The scales of the LoRA adapters that the model was loaded with, by name."""
+        return dict(self.model.adapters)
+
+    def set_adapter(self, name: str | None, scale: float = 1.0, *, only: bool = False) -> None:
+        """Sets the scale of an adapter, 0 for off; with `only`, that of all others to 0. None: of all.
+
+        Texts in the cache are forgotten, as they were read with the scales before. Raises `NameNotFound`.
+        """
+        with self.alone():
+            self.model.set_adapter(name, scale, only=only)
+            self.slots.forget()
 
     # ---- the cache
 

@@ -127,7 +127,7 @@ class Slots:
         self.filled[slot] = list(tokens)
 
     def _caches(self) -> dict[str, State]:
-        return {name: state for name, state in self.model.states.items() if name != "length"}
+        return {name: state for name, state in self.model.states.items() if name.startswith("cache.")}
 
     # ---- runs
 

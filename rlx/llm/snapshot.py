@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["restored", "snapshot_of"]
 
-MAGIC = b"RLXTEXT1"
+MAGIC = b"RLXTEXT2"
 DIGEST = 32  # bytes
 ENDS = 1 << 20  # bytes at the beginning and end of a model's file by which it is known
 
@@ -47,6 +48,8 @@ def snapshot_of(llm: LanguageModel, made: Generation) -> bytes:
     biases = list(sampling.logit_bias.items())
     header = {
         "model": _identity(llm.path),
+        "precision": llm.model.precision,
+        "adapters": _adapters(llm),
         "filled": filled,
         "prompt": made.prompt,
         "ids": made.ids,
@@ -67,6 +70,13 @@ def restored(llm: LanguageModel, data: bytes, constraint: Constraint | None) -> 
     header, body = _opened(data)
     if header.get("model") != _identity(llm.path):
         raise OptionError(f"restore: it is of another model than {llm.path}")
+    if header.get("precision") != llm.model.precision:
+        raise OptionError(
+            f"restore: it was written with precision={header.get('precision')!r}, and this model computes in "
+            f"{llm.model.precision!r}: load it with the same"
+        )
+    if header.get("adapters") != _adapters(llm):
+        raise OptionError("restore: it was written with other adapters, or other scales of these")
     if bool(header.get("constraint")) != (constraint is not None):
         raise OptionError("restore: give constraint= where the text had one, and only there")
     filled, prompt, ids, pending = (_tokens(llm, header, name) for name in ("filled", "prompt", "ids", "pending"))
@@ -152,9 +162,23 @@ def _generation(
     return Generation(llm, prompt, limits, Chooser(Sampling(**drawn), form), llm.drafter)
 
 
+def _adapters(llm: LanguageModel) -> dict[str, list[Any]]:
+    """Of each LoRA adapter that is on: its scale, and by what its weights are known."""
+    found: dict[str, list[Any]] = {}
+    for name, _, scale, pairs in llm.model.adapters.table():
+        sha = hashlib.sha256()
+        for target, arrays in sorted(pairs.items()):
+            sha.update(target.encode())
+            for array in arrays:
+                sha.update(np.ascontiguousarray(array))
+        if scale:
+            found[name] = [scale, sha.hexdigest()]
+    return found
+
+
 def _identity(path: Path) -> str:
     """By which a model is known: sizes, beginnings and ends of its files."""
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    files = [path] if os.path.isfile(path) else sorted(path.glob("*.safetensors"))
     sha = hashlib.sha256()
     for file in files:
         size = file.stat().st_size

@@ -106,6 +106,12 @@ class Blocks(ABC):
         found = [self.wide(self.param(f"{name}.weight", layer, shape, expert)) for expert in range(count)]
         return _value(ops.concat(*(ops.unsqueeze(w, axes=(0,)) for w in found), axis=0))
 
+    def row(self, name: str, layer: int, size: int) -> Value:
+        """A weight of one row, [size] or [1, size] in the file, in f32."""
+        stored = self.source.tensors.get(self._file_name(f"{name}.weight", layer))
+        shape = (1, size) if stored is not None and stored.type.rank == 2 else (size,)
+        return self.wide(self.param(f"{name}.weight", layer, shape))
+
     def rows_of(self, name: str) -> int:
         """The first size of a tensor that is there."""
         size = self.source.tensors[self._file_name(name, None)].type.shape[0]

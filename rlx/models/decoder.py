@@ -10,6 +10,7 @@ from rlx import ops
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim
+from rlx.models.adapters import with_room
 from rlx.models.blocks import PREFIXES, Blocks
 from rlx.models.cached import CachedBlocks, Room
 from rlx.models.config import Config, read_config
@@ -50,13 +51,15 @@ def build_decoder(
     kv_dtype: str = "f32",
     sampling: bool = False,
     layers: Sequence[int] | None = None,
+    lora: str = "",
 ) -> Decoder:
     """The decoder of a GGUF file or a folder with safetensors, its weights as they lie in the files.
 
     `context`: positions that the cache has room for (None: those that the model was made for, 4,096 at most);
     `prefill`: the most tokens of a sequence in one run; `kv_dtype`: of the cache, one of KV_DTYPES; `sampling`:
     with the inputs of `sampler_of`, and the outputs `sampled` [rows] (i32) and `logprob` [rows]. `layers`: these
-    layers only, for an estimate. Raises `ModelFormatError` and `OptionError`.
+    layers only, for an estimate; `lora`: with room for adapters, as `rlx.models.adapters.room_for` says. Raises
+    `ModelFormatError` and `OptionError`.
     """
     source = path if isinstance(path, Source) else open_source(path)
     family = family_of(source)
@@ -77,7 +80,7 @@ def build_decoder(
     if layers is None:
         check_used(b)
     b.graph.name = Path(source.path).stem if source.gguf else Path(source.path).parent.name or source.architecture
-    return Decoder(b.graph, config, source)
+    return Decoder(with_room(b.graph, lora, source, family) if lora else b.graph, config, source)
 
 
 def _add_program(b: CachedBlocks, family: Family, sampling: bool, layers: Sequence[int]) -> None:

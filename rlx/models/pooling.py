@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ def _kind(path: Path) -> str:
 
 def _json(path: Path) -> Any:
     """What a small JSON file holds, None where there is none."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         return None
     try:
         return json.loads(read_file(path, MAX_BYTES).decode())

@@ -178,6 +178,15 @@ class Sampler:
 
     # ---- for a run
 
+    def check(self, sampling: Sampling) -> None:
+        """Raises `OptionError` for biases that the graph has no room for, or of tokens that there are not."""
+        biases = sampling.logit_bias
+        wrong = next((token for token in biases if not 0 <= token < self.vocab), None)
+        if wrong is not None:
+            raise OptionError(f"logit_bias: there is no token {wrong}: expected 0 to {self.vocab - 1}")
+        if len(biases) > self.biases:
+            raise OptionError(f"logit_bias: {len(biases)} tokens; there is room for {self.biases}")
+
     def feeds(self, rows: Sequence[Row], prefix: str = "sampling.") -> dict[str, Array]:
         """The arrays of the inputs by name. Raises `OptionError` for rows that don't fit the graph."""
         count = len(rows)

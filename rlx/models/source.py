@@ -37,6 +37,7 @@ KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "experts": (("expert_count",), ("num_local_experts", "num_experts", "n_routed_experts")),
     "experts_used": (("expert_used_count",), ("num_experts_per_tok",)),
     "expert_ffn": (("expert_feed_forward_length",), ("moe_intermediate_size",)),
+    "shared_ffn": (("expert_shared_feed_forward_length",), ("shared_expert_intermediate_size",)),
     "attention_scale": (("attention.scale",), ("attention_multiplier",)),
     "attention_cap": (("attn_logit_softcapping",), ("attn_logit_softcapping",)),
     "final_cap": (("final_logit_softcapping",), ("final_logit_softcapping",)),
@@ -102,7 +103,7 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     Raises `ModelFormatError`.
     """
     path = Path(path)
-    if path.is_dir() or path.name.endswith((".safetensors", ".index.json")):
+    if os.path.isdir(path) or path.name.endswith((".safetensors", ".index.json")):
         return _of_folder(path)
     return _of_gguf(path)
 

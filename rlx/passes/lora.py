@@ -18,6 +18,7 @@ from rlx.ir.adapters import A_SUFFIX, B_SUFFIX, GAIN
 from rlx.ir.graph import Graph, Value
 from rlx.ir.shape import Dim, Size, same
 from rlx.ops.contract import Gemm, MatMul
+from rlx.ops.elementwise import Cast
 from rlx.ops.layout import Transpose
 from rlx.passes.rewrite import Site, rewrite
 from rlx.records import dataclass, field
@@ -150,8 +151,8 @@ class _Lora:
 
 
 def _param_of(weight: Value) -> Value | None:
-    """The param that a weight is, or the transpose of."""
-    while weight.node is not None and isinstance(weight.node.op, Transpose):
+    """The param that a weight is, or the transpose or another type of."""
+    while weight.node is not None and isinstance(weight.node.op, Transpose | Cast):
         weight = weight.node.inputs[0]
     return weight if weight.kind == "param" else None
 

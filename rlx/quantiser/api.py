@@ -159,7 +159,7 @@ def _quantize_weights(
 
 def _container(path: Path) -> str:
     """What kind of model a path leads to. Raises `ModelFormatError`."""
-    if path.is_dir():
+    if os.path.isdir(path):
         return "safetensors"
     source = FileSource(os.fspath(path))
     try:
@@ -187,17 +187,17 @@ def _files_of(path: Path, container: str) -> list[Path]:
     """The files that a model's weights are read from, as far as names and headers tell."""
     if container == "gguf":
         return [Path(part.path) for part in read_gguf_parts(path)]
-    if path.is_dir() or path.suffix == ".json":
-        return sorted((path if path.is_dir() else path.parent).glob("*.safetensors"))
+    if os.path.isdir(path) or path.suffix == ".json":
+        return sorted((path if os.path.isdir(path) else path.parent).glob("*.safetensors"))
     return [path]
 
 
 def _check_other(path: Path, container: str, goal: Path, save_imatrix: str | os.PathLike[str] | None) -> None:
     """Refuses to write to a file that is read, or to a folder."""
     for target in (goal, *(() if save_imatrix is None else (Path(path_of(save_imatrix, "quantize")),))):
-        if not target.exists():
+        if not os.path.exists(target):
             continue
-        if target.is_dir() or any(target.samefile(p) for p in _files_of(path, container)):
+        if os.path.isdir(target) or any(target.samefile(p) for p in _files_of(path, container)):
             raise OptionError(f"{target}: is what is read; give the new file another name")
 
 

@@ -68,7 +68,7 @@ def sets_of(given: Given, names: Sequence[str]) -> Inputs:
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
+    if not os.path.isdir(path):
         if path.suffix.lower() not in ENDINGS:
             raise OptionError(f"{path}: expected a folder, an .npz or an .npy file of inputs")
         return [path]

@@ -120,6 +120,11 @@ class CompiledGraph(Lifetime, ExpertControl, Shown):
 
             self.__class__ = ListedGraph
 
+    @property
+    def precision(self) -> str:
+        """What products with weights are computed in: the option `precision`."""
+        return self._options.precision
+
     def _attach(self, executable: Executable[Any]) -> None:
         self._executable = executable
         self._runs = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,7 +59,13 @@ def loading_options(command: F) -> F:
     kind = click.option(
         "--kv-dtype", type=click.Choice(KV_DTYPES), default="f32", show_default=True, help="The type of the cache."
     )
-    return context(kind(running_options(command)))
+    lora = click.option(
+        "--lora",
+        multiple=True,
+        metavar="PATH[=SCALE]",
+        help="A LoRA adapter, a folder of PEFT or a GGUF file, and what it is multiplied by; repeatable.",
+    )
+    return context(kind(lora(running_options(command))))
 
 
 def running_options(command: F) -> F:
@@ -82,6 +89,17 @@ def running_options(command: F) -> F:
     return command
 
 
+def _scaled(text: str) -> tuple[str, float]:
+    """Path and scale of an adapter, PATH or PATH=SCALE."""
+    path, sign, scale = text.rpartition("=")
+    if not sign or os.path.exists(text):
+        return text, 1.0
+    try:
+        return path, float(scale)
+    except ValueError:
+        raise click.UsageError(f"--lora {text}: expected PATH=SCALE, with a number") from None
+
+
 def of_draws(options: dict[str, Any]) -> dict[str, Any]:
     """Takes what was given of `drawn_options` out of a command's options."""
     found = {name: options.pop(name, None) for name in DRAWN}
@@ -91,5 +109,6 @@ def of_draws(options: dict[str, Any]) -> dict[str, Any]:
 def loaded(model: Path, options: Mapping[str, Any]) -> LanguageModel:
     """The model, as those options of `loading_options` say that were given."""
     given = {name: value for name, value in options.items() if value is not None}
+    given["lora"] = [_scaled(text) for text in given.pop("lora", ())] or None
     with loading(f"loading {model.name}") as told:
         return load_llm(model, progress=told, **given)

@@ -15,7 +15,7 @@ from rlx.models.families.gemma import Gemma2, Gemma3
 from rlx.models.families.gpt2 import Gpt2
 from rlx.models.families.granite import Granite
 from rlx.models.families.llama import Llama
-from rlx.models.families.mixture import Mixtral, Qwen3Moe
+from rlx.models.families.mixture import Mixtral, Qwen2Moe, Qwen3Moe
 from rlx.models.families.olmo2 import Olmo2
 from rlx.models.families.phi3 import Phi3
 from rlx.models.families.qwen import Qwen2, Qwen3
@@ -26,7 +26,8 @@ __all__ = ["ENCODERS", "FAMILIES", "encoder_of", "family_of", "is_encoder"]
 F = TypeVar("F", bound=Family)
 
 FAMILIES: tuple[Family, ...] = (
-    Llama(), Qwen2(), Qwen3(), Gemma2(), Gemma3(), Gpt2(), Phi3(), Granite(), Olmo2(), Mixtral(), Qwen3Moe(),
+    Llama(), Qwen2(), Qwen3(), Gemma2(), Gemma3(), Gpt2(), Phi3(), Granite(), Olmo2(), Mixtral(), Qwen2Moe(),
+    Qwen3Moe(),
 )  # fmt: skip
 ENCODERS: tuple[Bert, ...] = (Bert(), Roberta(), NomicBert(), ModernBert())
 

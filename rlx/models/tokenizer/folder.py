@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ def tokenizer_of_folder(folder: Path) -> Tokenizer:
     Raises `ModelFormatError` for one without tokenizer.json, and for files that are malformed or beyond the limits.
     """
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    if not os.path.isfile(path):
         other = folder / "tokenizer.model"
         way = ": make it of tokenizer.model by AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-        raise ModelFormatError(f"{folder}: there is no tokenizer.json{way if other.is_file() else ''}")
+        raise ModelFormatError(f"{folder}: there is no tokenizer.json{way if os.path.isfile(other) else ''}")
     where = str(path)
     with translated(where):
         library = _read(path, where)
@@ -172,7 +173,7 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     own = folder / "chat_template.jinja"
     more = folder / "additional_chat_templates"
     files = [("default", own), *((path.stem, path) for path in sorted(more.glob("*.jinja")))]
-    return found | {name: _text(path) for name, path in files if path.is_file()}
+    return found | {name: _text(path) for name, path in files if os.path.isfile(path)}
 
 
 def _text(path: Path) -> str:
@@ -184,7 +185,7 @@ def _text(path: Path) -> str:
 
 def _json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty where there is no file."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         return {}
     try:
         found = json.loads(_text(path))

@@ -26,11 +26,11 @@ def load(source: str | os.PathLike[str] | GgufFile | Mapping[str, Any]) -> Token
     if isinstance(source, Mapping):
         return tokenizer_of_metadata(source, "the metadata")
     path = Path(source)
-    if path.is_dir():
+    if os.path.isdir(path):
         from rlx.models.tokenizer.folder import tokenizer_of_folder
 
         return tokenizer_of_folder(path)
-    if not path.exists():
+    if not os.path.exists(path):
         raise ModelFormatError(f"{path}: there is no such file or folder")
     header = read_gguf(path)
     return tokenizer_of_metadata(header.metadata, header.path)
