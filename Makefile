@@ -45,8 +45,8 @@ wheel: $(VENV)/.installed-dev  ## the wheels rlx and rlx-runtime and the source 
 bench: $(VENV)/.installed-bench models  ## side by side with the other runtimes (BENCH_ARGS=...; installs them: 2 GB)
 	@$(PY) benchmarks/compare.py $(BENCH_ARGS)
 
-models: $(VENV)/bin/python  ## download the real models for tests and benchmarks into models/
-	@$(PY) tools/fetch_models.py models
+models: $(VENV)/.installed  ## download the real models for tests and benchmarks into models/
+	@$(VENV)/bin/rlx fetch --all --to models
 
 clean:  ## remove the environment and all caches (models/ stays)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

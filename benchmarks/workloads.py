@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from rlx.demo import DIGITS, Digits
+from rlx.demo import fetch as fetch_models
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-import fetch_models  # noqa: E402
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -66,7 +65,7 @@ def content() -> Arrays:
     return {"bytes": np.random.default_rng(0).integers(0, 256, (1, 2048)).astype(np.int32)}
 
 
-# workload: (name in tools/models.json, inputs)
+# workload: (name in rlx/demo/models.json, inputs)
 REAL: Mapping[str, tuple[str, Callable[[], Arrays]]] = {
     "pulsevad-2k": ("pulsevad-2k", lambda: noise("log_mel", 1, 64, 21)),
     "silero-vad": ("silero-vad", silero),

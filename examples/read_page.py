@@ -2,7 +2,7 @@
 
 usage: python examples/read_page.py [PICTURE]
 
-In a checkout, after `make models`; it needs Pillow (the extra image).
+After `rlx fetch ppocrv4-det ppocrv4-rec`; it needs Pillow (the extra image).
 Lines must be level, as on a scan. Without a picture it draws a page and reads that.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,6 @@ from PIL import Image, ImageDraw, ImageFont
 import rlx
 from rlx.importers.onnx.model import read_model
 
-MODELS = Path(__file__).parents[1] / "models" / "rapidocr-onnxruntime"
 FOUND = 0.3  # of the probability that a pixel is text
 HEIGHT = 48  # pixels of a line, as the reader wants it
 
@@ -67,8 +65,8 @@ def read_line(line: Image.Image, reader: rlx.CompiledGraph, letters: list[str]) 
 
 def main() -> None:
     page = Image.open(sys.argv[1]).convert("RGB") if len(sys.argv) > 1 else draw_page()
-    finder = rlx.load(MODELS / "ch_PP-OCRv4_det_infer.onnx", device="cpu")
-    source = MODELS / "ch_PP-OCRv4_rec_infer.onnx"
+    finder = rlx.load(rlx.demo.path("ppocrv4-det"), device="cpu")
+    source = rlx.demo.path("ppocrv4-rec")
     reader = rlx.load(source, dims={"x": (1, 3, HEIGHT, (8, 4096))}, device="cpu")
     letters = ["", *read_model(source).metadata["character"].split("\n"), " "]
     for box in lines_of(page, finder):
@@ -76,4 +74,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except rlx.errors.NameNotFound as missing:  # a model is not there yet
+        sys.exit(str(missing))

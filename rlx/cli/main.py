@@ -19,7 +19,7 @@ __all__ = ["cli", "main"]
 COMMANDS = {
     "demo": "demo", "run": "run", "bench": "bench", "estimate": "estimate", "plan": "explain", "explain": "explain",
     "verify": "verify", "profile": "profile", "report": "profile", "devices": "devices", "calibrate": "calibrate",
-    "cache": "cache", "quantize": "quantize",
+    "cache": "cache", "fetch": "fetch", "quantize": "quantize",
     "generate": "language.generate", "chat": "language.chat", "embed": "language.embed",
     "perplexity": "language.perplexity",
 }  # name -> the module of rlx.cli that has it, imported when it is called: `estimate` needs no compiler  # fmt: skip
@@ -32,6 +32,8 @@ ELSEWHERE = {
     "benchmark": "bench",
     "trace": "profile",
     "convert": "quantize",
+    "download": "fetch",
+    "pull": "fetch",
 }
 INTERRUPTED = 130  # what shells give for a command that Ctrl-C ended: 128 and the number of the signal
 

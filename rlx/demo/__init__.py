@@ -12,6 +12,7 @@ from rlx.errors import NameNotFound
 from rlx.ir.graph import Array
 from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
+from rlx.units import bytes_text
 
 __all__ = ["DIGITS", "Digits", "load_digits_model", "path", "picture", "read", "side_by_side"]
 
@@ -24,10 +25,27 @@ FILES = {"digits": DIGITS, "digits-images": DIGITS.with_name("digits_test.npz")}
 
 
 def path(name: str) -> Path:
-    """An example file that comes with rlx: "digits", a classifier (ONNX), or "digits-images", its inputs (npz)."""
-    if name not in FILES:
-        raise NameNotFound(f"there is no example file {name!r}: there are {', '.join(map(repr, FILES))}")
-    return FILES[name]
+    """The file of an example.
+
+    "digits", a classifier (ONNX), and "digits-images", its inputs (npz), come with rlx. Real models, such as
+    "minilm-int8", are there once `rlx fetch NAME` has brought them; `rlx fetch` lists them. Raises NameNotFound for
+    other names, and for a model that is not there yet.
+    """
+    if name in FILES:
+        return FILES[name]
+    from rlx.demo.fetch import entries, place
+
+    listed = entries()
+    if name not in listed:
+        names = ", ".join(map(repr, (*FILES, *listed)))
+        raise NameNotFound(f"there is no example file {name!r}: there are {names}")
+    found = place(listed[name])
+    if found is None:
+        size = bytes_text(listed[name].size)
+        raise NameNotFound(
+            f"the example file {name!r} is not there yet: `rlx fetch {name}` brings it ({size}, from PyPI)"
+        )
+    return found
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,7 @@ CASES: list[tuple[list[str], str]] = [
     (["quantize", MODEL, "{tmp}/none.onnx", "--type", "int8", "--dry-run"], "Quantize"),
     (["devices"], "Devices"),
     (["cache"], "Cache"),
+    (["fetch"], "Fetch"),
     (["demo", "--device", "cpu"], "Demo"),
 ]
 

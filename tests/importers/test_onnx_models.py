@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fetch_models
 import numpy as np
 import onnxruntime
 import pytest
 
 from rlx.backends.reference import run_graph
+from rlx.demo import fetch as fetch_models
 from rlx.importers.onnx import load, preflight
 from rlx.ir.verify import verify
 

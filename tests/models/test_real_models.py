@@ -1,4 +1,4 @@
-"""The real models of tools/models.json against ONNX Runtime, every dynamic size at three values from one compile."""
+"""The real models of rlx/demo/models.json against ONNX Runtime, every dynamic size at three values from one compile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fetch_models
 import numpy as np
 import onnx
 import onnxruntime
@@ -14,6 +13,7 @@ import pytest
 
 import rlx
 from rlx.backends.base import TensorSpec
+from rlx.demo import fetch as fetch_models
 from rlx.importers.onnx import preflight
 
 Array = np.ndarray[Any, Any]

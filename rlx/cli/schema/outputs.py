@@ -12,6 +12,7 @@ from rlx.cli.schema.parts import (
     Decision,
     Device,
     Dispatched,
+    ExampleModel,
     Experts,
     Extents,
     Io,
@@ -218,7 +219,13 @@ class Cache(Output):
 
     folder: Path
     limit: int | None  # that `rlx cache limit` set
-    parts: dict[str, CachePart]  # artifacts, objects, measurements
+    parts: dict[str, CachePart]  # artifacts, objects, models, measurements
+
+
+class Fetch(Output):
+    """`rlx fetch`."""
+
+    models: list[ExampleModel]
 
 
 class Generate(Output):
@@ -304,6 +311,7 @@ OUTPUTS: dict[str, tuple[type, ...]] = {
     "devices": (Devices,),
     "calibrate": (Calibrate,),
     "cache": (Cache,),
+    "fetch": (Fetch,),
     "generate": (Generate,),
     "perplexity": (Perplexity,),
     "embed": (Embed,),

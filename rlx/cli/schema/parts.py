@@ -14,6 +14,7 @@ __all__ = [
     "Device",
     "DeviceMemory",
     "Dispatched",
+    "ExampleModel",
     "Experts",
     "Extents",
     "Io",
@@ -475,6 +476,17 @@ class QuantizedOutput(TypedDict):
     rms: Number  # relative
     top1: Number | None  # share of rows whose largest element is at the same place
     rows: int
+
+
+class ExampleModel(TypedDict):
+    """A model that `rlx fetch` can bring."""
+
+    name: str
+    bytes: int
+    license: str
+    package: str  # on PyPI
+    version: str
+    path: Path | None  # None: not there
 
 
 class CachePart(TypedDict):

