@@ -20,7 +20,8 @@ from rlx.backends.cuda.device.memory import MEMORY, SPACE, CudaMemory
 from rlx.backends.cuda.device.module import Modules
 from rlx.backends.cuda.device.replay import Replay
 from rlx.backends.cuda.text.emitter import STATUS
-from rlx.backends.cuda.text.function import Function
+from rlx.backends.cuda.text.form import Target
+from rlx.backends.cuda.text.function import Function, LaunchCode
 from rlx.backends.cuda.text.kernels import kernel_texts, module_texts
 from rlx.errors import ExecutionError
 from rlx.ir.dtype import DTYPES
@@ -32,6 +33,7 @@ from rlx.records import dataclass
 __all__ = ["Code", "CudaExecutable"]
 
 STATUS_BYTES = 32
+MAPPED = 16  # bytes: what the copy engine reads starts at a multiple
 
 
 @dataclass(eq=False)
@@ -51,6 +53,8 @@ class Code(WalkedCode):
 
     def __init__(self, graph: Graph, program: Program, options: CompileOptions) -> None:
         self.sites: list[tuple[Kernel, str, str]] = []  # of all checks: the kernel, the kind, the type of what is shown
+        device = driver()
+        self.target = Target(options.precision, device.capability, device.processors, options.alignment >= MAPPED)
         super().__init__(graph, program, options)
         with SPACE.session():
             self.modules = Modules(module_texts(list(self.functions.values())))
@@ -58,7 +62,7 @@ class Code(WalkedCode):
 
     def codes(self, kernel: Kernel) -> Sequence[KernelCode]:
         made = []
-        for text in kernel_texts(kernel, self.options.precision):
+        for text in kernel_texts(kernel, self.target):
             made.append(text.code(len(self.sites)))
             self.functions.setdefault(text.function.symbol, text.function)
             self.sites.extend((kernel, *site) for site in text.sites)
@@ -160,8 +164,12 @@ class CudaExecutable(WalkedExecutable):
             return
         start = time.perf_counter()
         threads = self.code.functions[code.symbol].threads.block(extents)
-        words = int(binding.words.ctypes.data) + 8 * binding.table.starts[number]
-        driver().launch(self.code.modules.function(code.symbol), blocks, threads, words)
+        first = binding.table.starts[number]
+        device, function, maps = driver(), self.code.functions[code.symbol], []
+        if isinstance(code, LaunchCode):
+            maps = [device.encode(form.at(int(binding.words[first + form.word]), extents)) for form in code.maps]
+        words = int(binding.words.ctypes.data) + 8 * first
+        device.launch(self.code.modules.function(code.symbol), blocks, threads, words, maps, function.shared)
         if self.spent is not None:
             driver().synchronize()
             self.note(number, start)

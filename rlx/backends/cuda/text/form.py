@@ -6,7 +6,7 @@ from rlx.ir.shape import Size
 from rlx.kernels.expr import Expr, Var
 from rlx.records import dataclass
 
-__all__ = ["COLUMN", "ROW", "K", "Product"]
+__all__ = ["COLUMN", "PLAIN", "ROW", "K", "Product", "Target"]
 
 ROW, COLUMN, K = Var("row"), Var("column"), Var("k")
 
@@ -23,3 +23,25 @@ class Product:
     a: Expr
     b: Expr
     places: dict[Var, Expr]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What kernels are printed for.
+
+    `precision`: that of products of f32; `capability`: of the device; `processors`: how many it has; `aligned`:
+    whether buffers start at multiples of 16 bytes.
+    """
+
+    precision: str = "f32"
+    capability: tuple[int, int] = (8, 0)
+    processors: int = 132
+    aligned: bool = True
+
+    @property
+    def hopper(self) -> bool:
+        """Whether wgmma and the copy engine may be used, which later devices do not have."""
+        return self.capability[0] == 9 and self.aligned
+
+
+PLAIN = Target()

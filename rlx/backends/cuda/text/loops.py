@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cuda.text.emitter import BLOCK, SLICES, Emitter, Scope, is_few
-from rlx.backends.cuda.text.function import Extents, Text, Threads, function_text, store_line, volume
+from rlx.backends.cuda.text.function import Extents, Text, Threads, TwinStore, function_text, store_line, volume
 from rlx.ir.shape import Shape, Size, numel, upper
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import I64, Expr, Load, Reduce, Var, const, substitute_vars, walk
@@ -58,8 +58,12 @@ def thread_text(store: Store) -> Text:
     names, sizes, (expr,), target = merge_loops(
         list(out_vars(len(extents))), list(extents), [merge_reduces(expr)], target
     )
-    flat = store.buffer.view((numel(store.buffer.shape),), store.buffer.dtype)
-    merged = Store(flat, tuple(sizes), (target,), expr)
+    whole = (numel(store.buffer.shape),)
+    merged = replace(
+        store, buffer=store.buffer.view(whole, store.buffer.dtype), extents=tuple(sizes), index=(target,), expr=expr
+    )
+    if isinstance(merged, TwinStore):
+        merged = replace(merged, twins=tuple(b.view(whole, b.dtype) for b in merged.twins))
     emitter = Emitter()
     sliced = wants_slices(expr, sizes)
     scope = Scope(Scope(None, {}), {v: v.name for v in names}, sharing=SLICES if sliced else None)

@@ -12,6 +12,16 @@ typedef signed char i8;
 
 template <int N> struct Words { i64 v[N]; };
 
+// A kernel may start before the one before it in the stream is done: it lets the next one start, and waits before it
+// reads or writes what other kernels do.
+#if !defined(RLX_HOST) && __CUDA_ARCH__ >= 900
+#define RLX_NEXT asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
+#define RLX_WAIT asm volatile("griddepcontrol.wait;" ::: "memory")
+#else
+#define RLX_NEXT
+#define RLX_WAIT
+#endif
+
 // ---- bits
 
 template <class T, class S> RLX_DEVICE T bits(S s) {

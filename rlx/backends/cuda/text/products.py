@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.backends.cuda.text.form import COLUMN, ROW, K, Product
+from rlx.backends.cuda.text.form import COLUMN, ROW, K, Product, Target
 from rlx.backends.cuda.text.function import Text
 from rlx.backends.cuda.text.loops import store_text
 from rlx.backends.cuda.text.tiles import tensor_text, tile_text
+from rlx.backends.cuda.text.wgmma import wgmma_text
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, numel, upper
 from rlx.kernels.expr import (
@@ -29,39 +30,51 @@ from rlx.kernels.expr import (
     transform,
     walk,
 )
-from rlx.kernels.lowering import Contract, Conv, out_vars
+from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Store
 from rlx.records import replace
 
-__all__ = ["product_text"]
+__all__ = ["multiplied_as", "operands", "product_text"]
 
 THIN = 4  # rows up to which a product is a loop nest: each element the sum of a row and a column
 
 
-def product_text(store: Store, anchor: Contract | Conv, precision: str) -> Text:
+def product_text(store: Store, anchor: Contract | Conv, target: Target) -> Text:
     """The function of a product or convolution with what follows it."""
     acc = next((x.dtype for x in walk(store.expr) if isinstance(x, Acc)), None)
     if acc is None:
         return store_text(store)
     rows = anchor.m if isinstance(anchor, Contract) else store.extents[1] // anchor.groups
     most = upper(rows)
+    narrow = multiplied_as(anchor, acc, target.precision)
     if most is not None and most <= THIN:
-        return store_text(sums(store, anchor, acc, multiplied_as(anchor, acc, precision) or acc))
-    narrow = multiplied_as(anchor, acc, precision)
+        return store_text(sums(store, anchor, acc, narrow or acc))
     to = acc if narrow is None else narrow
     make = contraction(store, anchor, to) if isinstance(anchor, Contract) else windows(store, anchor, to)
-    return tile_text(store, make, acc) if narrow is None else tensor_text(store, make, narrow)
+    if narrow is None:
+        return tile_text(store, make, acc)
+    return wgmma_text(store, make, narrow, target) or tensor_text(store, make, narrow)
 
 
-def multiplied_as(anchor: Contract | Conv, acc: DType, precision: str) -> DType | None:
+def multiplied_as(anchor: Contract | Conv | Attention, acc: DType, precision: str) -> DType | None:
     """The type of 16 bits that tensor cores multiply, None where operands keep more bits."""
-    if acc.name != "f32" or anchor.zero is not None:
+    if acc.name != "f32" or (not isinstance(anchor, Attention) and anchor.zero is not None):
         return None
-    pair = (anchor.a, anchor.b) if isinstance(anchor, Contract) else (anchor.x, anchor.w)
-    types = {e.dtype.name for e in pair}
+    types = {e.dtype.name for e in operands(anchor)}
     if len(types) == 1 and types <= {"f16", "bf16"}:
-        return pair[0].dtype
-    return DTYPES[precision] if precision in ("f16", "bf16") and types == {"f32"} else None
+        return DTYPES[next(iter(types))]
+    return DTYPES[precision] if precision in ("f16", "bf16") and types <= {"f32", precision} else None
+
+
+def operands(anchor: Anchor) -> tuple[Expr, ...]:
+    """What an anchor multiplies."""
+    match anchor:
+        case Contract(a=a, b=b):
+            return a, b
+        case Conv(x=x, w=w):
+            return x, w
+        case Attention(q=q, k=k, v=v):
+            return q, k, v
 
 
 def contraction(store: Store, anchor: Contract, acc: DType) -> Product:
