@@ -161,7 +161,7 @@ class CpuBackend(CodeGenerator):
     def accepts_blocks(self, anchor: Anchor, role: str, encoding: Encoding) -> bool:
         return isinstance(anchor, Attention) and attention.accepts_blocks(role, encoding)
 
-    def layout(self, program: Program, packing: str = "fast") -> Program:
+    def layout(self, program: Program, packing: str = "fast", precision: str = "f32") -> Program:
         channels_last(program)
         prepare: list[Kernel] = []
         run: list[Kernel] = []

@@ -8,6 +8,7 @@ from typing import Any
 from rlx.backends.array import MemorySpace
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, Rates
 from rlx.backends.codegen.check import check_supported
+from rlx.backends.cuda.layout.narrow import store_narrow
 from rlx.errors import DeviceUnavailable
 from rlx.install import install_extra
 from rlx.ir.dtype import DType
@@ -99,7 +100,8 @@ class CudaBackend(CodeGenerator):
     def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
         return True
 
-    def layout(self, program: Program, packing: str = "fast") -> Program:
+    def layout(self, program: Program, packing: str = "fast", precision: str = "f32") -> Program:
+        store_narrow(program, precision)
         return program
 
     def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:
