@@ -9,6 +9,7 @@ from rlx.backends.array import MemorySpace
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, Rates
 from rlx.backends.codegen.check import check_supported
 from rlx.backends.cuda.layout.narrow import store_narrow
+from rlx.backends.cuda.text.attention import is_suited
 from rlx.errors import DeviceUnavailable
 from rlx.install import install_extra
 from rlx.ir.dtype import DType
@@ -94,7 +95,7 @@ class CudaBackend(CodeGenerator):
 
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         if isinstance(anchor, Attention):
-            return False
+            return is_suited(anchor)
         return not (isinstance(anchor, Contract) and anchor.activations)
 
     def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:

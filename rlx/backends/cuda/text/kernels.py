@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import files
 
+from rlx.backends.cuda.text.attention import attention_text
 from rlx.backends.cuda.text.form import PLAIN, Target
 from rlx.backends.cuda.text.function import Function, Text, with_twins
 from rlx.backends.cuda.text.loops import store_text
-from rlx.backends.cuda.text.products import product_text
-from rlx.kernels.lowering import Contract, Conv
+from rlx.backends.cuda.text.products import multiplied_as, product_text
+from rlx.ir.dtype import DTYPES
+from rlx.kernels.lowering import Attention
 from rlx.kernels.program import Kernel
 
 __all__ = ["kernel_texts", "module_texts"]
@@ -22,7 +24,9 @@ def kernel_texts(kernel: Kernel, target: Target = PLAIN) -> list[Text]:
     anchor, stores = kernel.anchor, with_twins(kernel.stores)
     if anchor is None:
         return [store_text(store) for store in stores]
-    assert isinstance(anchor, Contract | Conv)
+    if isinstance(anchor, Attention):
+        narrow = multiplied_as(anchor, DTYPES["f32"], target.precision)
+        return [attention_text(store, anchor, narrow, target) for store in stores]
     return [product_text(store, anchor, target) for store in stores]
 
 

@@ -163,6 +163,9 @@ RLX_DEVICE u16 to_bf16(float x) { return f32_to_bf16(x); }
 template <class T> RLX_DEVICE u16 to_f16(T x) { return f32_to_f16((float)x); }
 RLX_DEVICE u16 to_f16(double x) { return f32_to_f16(to_odd(x)); }
 
+RLX_DEVICE int min_of(int a, int b) { return a < b ? a : b; }
+RLX_DEVICE int max_of(int a, int b) { return a > b ? a : b; }
+
 // ---- all threads of a block
 
 template <class T> RLX_DEVICE T from_lane(T v, int mask) {
