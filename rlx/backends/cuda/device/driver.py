@@ -34,7 +34,7 @@ THREAD_LOCAL_CAPTURE = 1  # CU_STREAM_CAPTURE_MODE_...
 STAGED = 4 << 20  # bytes up to which downloads go through pinned memory
 OVERLAPPING = 12030  # CUDA 12.3: graphs know of kernels that start before the one before is done
 OLDEST = 12000  # CUDA 12.0: stream-ordered memory, and graphs as they are used here
-PLAIN_SHARED, MOST_SHARED = 48 << 10, 227 << 10  # bytes of a block's shared memory: without asking, and at most
+PLAIN_SHARED = 48 << 10  # bytes of a block's shared memory that need not be asked for
 MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_...
 PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
@@ -86,7 +86,6 @@ class Driver:
         self.capability = (self.attribute(CAPABILITY_MAJOR), self.attribute(CAPABILITY_MINOR))
         self.processors = self.attribute(PROCESSORS)
         self.overlaps = self.capability >= (9, 0) and version.value >= OVERLAPPING
-        self.roomy: set[int] = set()  # functions that may have more shared memory than all may
         self.dropped = deque[tuple[str, Any]]()  # what nobody has any more: the function that ends it, and its handle
         self._staging: int | None = None
         self._stream: c_void_p | None = None
@@ -250,6 +249,11 @@ class Driver:
             raise ExecutionError(f"CUDA: cuModuleGetFunction: {self.said(status)}")
         return None if status else found
 
+    def let_share(self, function: Any, count: int) -> None:
+        """Launches of the function may ask for so many bytes of shared memory."""
+        if count > PLAIN_SHARED:
+            self.call("cuFuncSetAttribute", function, MOST_DYNAMIC_SHARED, c_int(count))
+
     def launch(
         self, function: Any, blocks: int, threads: int, words: int, maps: Sequence[bytes] = (), shared: int = 0
     ) -> None:
@@ -259,9 +263,6 @@ class Driver:
         """
         held = [ctypes.create_string_buffer(m, len(m)) for m in maps]
         arguments = (c_void_p * (1 + len(held)))(words, *(ctypes.addressof(m) for m in held))
-        if shared > PLAIN_SHARED and function.value not in self.roomy:
-            self.call("cuFuncSetAttribute", function, MOST_DYNAMIC_SHARED, c_int(MOST_SHARED))
-            self.roomy.add(function.value)
         config = LaunchConfig(blocks, 1, 1, threads, 1, 1, shared, self.stream)
         if self.overlaps:
             config.attributes = ctypes.pointer(LaunchAttribute(PROGRAMMATIC_SERIALIZATION, value=1))
