@@ -207,7 +207,7 @@ if __name__ == "__main__":
     parser.add_argument("names", nargs="*", help="a folder, and networks in it")
     parser.add_argument("--tiles", action="store_true", help="time every tile")
     parser.add_argument("--kernels", action="store_true", help="time every kernel of networks")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.what == "products":
         products(args.tiles)
     else:

@@ -20,7 +20,8 @@ from rlx.backends.cuda.text.maps import LINE, Operand, operand
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Shape, Size, evaluate, numel, same, upper
 from rlx.kernels.affine import Affine, linear_index
-from rlx.kernels.expr import Expr, Var, size_expr, substitute_vars, walk
+from rlx.kernels.analysis import PRICES
+from rlx.kernels.expr import Apply, Expr, Var, size_expr, substitute_vars, walk
 from rlx.kernels.loops.analysis import RESULT
 from rlx.kernels.program import Buffer, Store
 from rlx.records import dataclass, replace
@@ -28,6 +29,7 @@ from rlx.records import dataclass, replace
 __all__ = ["wgmma_text"]
 
 SHARED = 227 * 1024  # bytes that a block can have
+MOST_STAGES = 16
 BEYOND = 1024  # places after the last that a tile may reach
 PAD = 8  # floats between lines of a result in shared memory: the lines of eight threads then lie in other banks
 PIECE = 64  # columns of a tile that are stored at a time where two groups take turns
@@ -78,21 +80,36 @@ class Tile:
     @property
     def shared(self) -> int:
         own = self.groups * self.staged
-        return (self.stages * self.stage + own if self.turns else max(self.stages * self.stage, own)) + 16 * 20
+        return (self.stages * self.stage + own if self.turns else max(self.stages * self.stage, own)) + 16 * MOST_STAGES + 32
 
-    def cycles(self, tiles: int, depth: int, processors: int) -> float:
-        """About how long a launch takes: see `chosen`."""
-        step = max(self.rows * self.columns / 32, self.stage / 48)
-        waves = -(-tiles * self.split // processors)
+    def at(self, depth: int, tiles: int, processors: int) -> Tile:
+        """The same with as many stages as are of use: all of the depth, as far as blocks do not share a processor."""
         steps = -(-(-(-depth // LINE)) // self.split)
-        ends = self.rows * self.columns / (64 if self.turns else 16)
-        return 1400 + waves * (steps * step + ends) + (600 if self.split > 1 else 0)
+        own = self.groups * self.staged if self.turns else 0
+        room = (SHARED - 2048 - own) // self.stage
+        alone = self.turns or tiles * self.split <= processors
+        return replace(self, stages=max(min(room, steps if steps > 1 else 2, MOST_STAGES) if alone else min(room, self.stages), 2))
+
+    def nanoseconds(self, tiles: int, depth: int, processors: int) -> float:
+        """About how long a launch takes: see `chosen`."""
+        steps = -(-(-(-depth // LINE)) // self.split)
+        blocks = tiles * self.split
+        waves = -(-blocks // processors)
+        together = 1 if self.turns else max(min(SHARED // self.shared, waves), 1)
+        multiplied = waves * steps * self.rows * self.columns / 56
+        arriving = -(-waves // together) * steps * 700 / self.stages
+        read = blocks * steps * self.stage / (7000 if blocks <= processors else 11500)
+        stored = self.held * self.columns * 32 / 128 * 16 * (1 if self.turns else -(-waves // together)) / self.split
+        again = 0 if self.turns else 1200 * (-(-waves // together) - 1)
+        cluster = 0 if self.split == 1 else 900 if blocks <= processors else 3000
+        return 1600 + max(multiplied, arriving, read) + stored + again + cluster
 
 
 TILES = (
     *(Tile(64, 64, 6, split) for split in (1, 2, 4, 8)),
-    *(Tile(128, 64, 5, split) for split in (1, 2, 4)),
-    *(Tile(128, 128, 6, split) for split in (1, 2, 4)),
+    *(Tile(128, 64, 4, split) for split in (1, 2, 4)),
+    *(Tile(128, 128, 3, split) for split in (1, 2, 4)),
+    Tile(128, 192, 5),
     Tile(128, 256, 4),
     Tile(128, 128, 5, turns=True),
 )
@@ -116,17 +133,20 @@ class Blocks:
 
 
 def chosen(product: Product, processors: int) -> Tile:
-    """The tile that takes the fewest cycles, about, at the upper bounds of sizes, as far as these are known.
+    """The tile that takes the shortest time, about, at the upper bounds of sizes, as far as these are known.
 
-    A block starts in 1,400 cycles, a processor multiplies 2,048 pairs and reads 48 bytes in one; a cluster takes 600
-    more. These were fitted to an H200.
+    A launch takes 1,600 ns; a processor multiplies 3,600 pairs in one, and what is read arrives after 700; the second
+    level of memory gives 7 to 11.5 KB, four elements are stored by a thread in 64; a cluster takes 900. Fitted to an
+    H200 (benchmarks/cuda.py products --tiles).
     """
     batch, m, n, k = (upper(s) or 4096 for s in (numel([s for _, s in product.batch]), product.m, product.n, product.k))
 
-    def cycles(tile: Tile) -> float:
-        return tile.cycles(batch * -(-m // tile.rows) * -(-n // tile.columns), k, processors)
+    def fitted(tile: Tile) -> tuple[float, Tile]:
+        tiles = batch * -(-m // tile.rows) * -(-n // tile.columns)
+        made = tile.at(k, tiles, processors)
+        return made.nanoseconds(tiles, k, processors), made
 
-    return min(TILES, key=cycles)
+    return min(map(fitted, TILES), key=lambda pair: pair[0])[1]
 
 
 def wgmma_text(store: Store, product: Product, dtype: DType, target: Target) -> Text | None:
@@ -184,7 +204,7 @@ class Printer:
         body += self.in_turns(where, element) if tile.turns else self.at_once(where, element)
         batch = tuple(size for _, size in product.batch)
         threads = Threads(Blocks(batch, product.m, product.n, tile, self.target.processors), Fixed(tile.threads))
-        special = Special(maps, tile.shared + 1024, tile.split, self.helpers())
+        special = Special(maps, tile.shared, tile.split, self.helpers())
         return function_text(emitter, body, threads, most=tile.threads, alone=True, special=special)
 
     # ---- parts of the function
@@ -344,6 +364,7 @@ class Printer:
         line = f"at / {wide}" + (f" + part * {own}" if t.split > 1 else "")
         rows = f"{block} * 64" if t.turns else "team * 64"
         return [
+            f"#pragma unroll {2 if is_costly(self.store.expr) else 4}",
             f"for (int at = tid; at < {own * wide}; at += 128) {{",
             f"const int line = {line}, c0 = at % {wide} * 4;",
             f"const {self.emitter.kind(ROW)} row = m0 + {rows} + line;",
@@ -471,6 +492,11 @@ template <> RLX_DEVICE void products_done<{n}>(float (&d)[{n}]) {{
 }}
 #endif
 """
+
+
+def is_costly(e: Expr) -> bool:
+    """Whether an element takes a function of many instructions."""
+    return any(isinstance(x, Apply) and PRICES.get(x.fn, 0) > 4 for x in walk(e))
 
 
 def in_fours(form: Affine, buffer: Buffer) -> bool:
