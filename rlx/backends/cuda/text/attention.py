@@ -182,36 +182,50 @@ class Printer:
 
 
 class Tensor(Printer):
-    """Tensor cores: each warp has 16 query rows, whose scores and results are in its registers."""
+    """Tensor cores: each warp has 16 query rows and a part of the keys of each tile; parts are joined at the end.
+
+    Where there are few blocks, four warps share the keys of 16 rows: `shares` is their number.
+    """
 
     def __init__(self, store: Store, anchor: Attention, to: DType, target: Target) -> None:
-        entries, rows = upper(numel(anchor.q_shape[:2])) or 64, upper(anchor.q_shape[2]) or 4096
-        warps = next((w for w in (4, 2) if entries * -(-rows // (16 * w)) >= target.processors), 2)
-        self.rows, self.threads = 16 * warps, 32 * warps
         super().__init__(store, anchor, to)
+        entries, rows = upper(numel(anchor.q_shape[:2])) or 64, upper(anchor.q_shape[2]) or 4096
+        few = entries * -(-rows // 64) < target.processors
+        self.shares = (4 if max(self.deep, self.wide) <= 64 else 2) if few else 1
+        self.own = 32 if few else 64  # keys of a warp's part
+        self.keys = self.own * self.shares
+        self.rows = 64 // self.shares
+        self.threads = 128
 
     def side(self, name: str, e: Expr, along: Var, start: str, lines: int, step: int, size: str, depth: str) -> Brought:
         return paired_side(self.emitter, self.top, Side(name, e, along, start, lines, step, size, depth, self.threads))
 
     def text(self) -> Text:
         q, k, v = self.operands()
-        deep, wide, keys = self.deep, self.wide, self.keys
-        own = self.side("q", q, ROW, "m0", self.rows, deep, self.lq, str(self.depth))
+        deep, wide, keys, shares = self.deep, self.wide, self.keys, self.shares
+        lines = next(n for n in (self.rows, 32, 64) if n * deep % (4 * self.threads) == 0)  # each thread has as many
+        own = self.side("q", q, ROW, "m0", lines, deep, self.lq, str(self.depth))
         key = self.side("k", k, COLUMN, "key0", keys, deep, "keys", str(self.depth))
         value = self.side("v", v, COLUMN, "0", wide, keys, str(self.width), "keys")
         result = self.result()
         begin = self.begin()
+        pitch, pitch_v = deep // 2 + 4, keys // 2 + 4
+        words = max(keys * pitch + wide * pitch_v, shares * self.rows * (wide + 4))
         body = [
             *begin,
-            f"__shared__ __align__(16) u32 k_s[{max(keys, self.rows)}][{deep // 2 + 4}];",
-            f"__shared__ __align__(16) u32 v_s[{wide}][{keys // 2 + 4}];",
-            f"u32 (*q_s)[{deep // 2 + 4}] = k_s;",
-            "const int lane = tid % 32, warp = tid / 32, g = lane / 4, t4 = lane % 4;",
+            f"__shared__ __align__(16) u32 shared[{words}];",
+            f"__shared__ float peak_s[{shares}][{self.rows}], sum_s[{shares}][{self.rows}];",
+            f"u32 (*k_s)[{pitch}] = (u32 (*)[{pitch}])shared, (*q_s)[{pitch}] = k_s;",
+            f"u32 (*v_s)[{pitch_v}] = (u32 (*)[{pitch_v}])(shared + {keys * pitch});",
+            f"const int lane = tid % 32, warp = tid / {32 * shares}, share = tid / 32 % {shares}, g = lane / 4, t4 = lane % 4;",
             f"u32 q[{deep // 16}][4];",
             f"float y[{wide // 8}][4];",
             "float peaks[2] = {-RLX_INF32, -RLX_INF32}, sums[2] = {0, 0};",
             "#pragma unroll",
             f"for (int i = 0; i < {wide // 2}; ++i) y[i / 4][i % 4] = 0;",
+            *key.declared,
+            *value.declared,
+            *self.bring(key, value, "start"),
             "{",
             "const int k0 = 0;",
             *own.declared,
@@ -223,9 +237,6 @@ class Tensor(Printer):
             f"for (int i = 0; i < {deep // 4}; ++i)",
             "  q[i / 4][i % 4] = q_s[warp * 16 + i % 2 * 8 + g][i / 4 * 8 + i / 2 % 2 * 4 + t4];",
             "__syncthreads();",
-            *key.declared,
-            *value.declared,
-            *self.bring(key, value, "start"),
             f"for (int at = start; at < end; at += {keys}) {{",
             *key.store,
             *value.store,
@@ -236,21 +247,52 @@ class Tensor(Printer):
             *self.tile(),
             "__syncthreads();",
             "}",
-            "#pragma unroll",
-            "for (int h = 0; h < 2; ++h) {",
-            "float part = sums[h];",
-            "part = part + from_lane(part, 1);",
-            "sums[h] = part + from_lane(part, 2);",
-            "}",
-            "#pragma unroll",
-            f"for (int i = 0; i < {wide // 2}; ++i) {{",
-            f"const {self.emitter.kind(self.i)} row = m0 + warp * 16 + g + i / 2 % 2 * 8;",
-            "const int column = i / 4 * 8 + t4 * 2 + i % 2;",
-            "const float value = y[i / 4][i % 4], sum = sums[i / 2 % 2], peak = peaks[i / 2 % 2];",
+            "RLX_NEXT;",
+            *self.joined(),
+            f"for (int e = tid; e < {self.rows * wide}; e += {self.threads}) {{",
+            f"const int line = e / {wide}, column = e % {wide};",
+            f"const {self.emitter.kind(self.i)} row = m0 + line;",
+            *self.totals(),
             *result,
             "}",
         ]
         return self.finished(body)
+
+    def joined(self) -> list[str]:
+        """Parts of the result, their peaks and sums, to shared memory."""
+        pitch = self.wide + 4
+        return [
+            f"float (*y_s)[{self.rows}][{pitch}] = (float (*)[{self.rows}][{pitch}])shared;",
+            "#pragma unroll",
+            "for (int h = 0; h < 2; ++h) {",
+            "float part = sums[h];",
+            "part = part + from_lane(part, 1);",
+            "part = part + from_lane(part, 2);",
+            "const int line = warp * 16 + g + h * 8;",
+            "if (t4 == 0) { peak_s[share][line] = peaks[h]; sum_s[share][line] = part; }",
+            "#pragma unroll",
+            f"for (int i = 0; i < {self.wide // 4}; ++i)",
+            "  y_s[share][line][i / 2 * 8 + t4 * 2 + i % 2] = y[i / 2][2 * h + i % 2];",
+            "}",
+            "__syncthreads();",
+        ]
+
+    def totals(self) -> list[str]:
+        """The `value`, `sum` and `peak` of an element, of all parts."""
+        if self.shares == 1:
+            return ["const float value = y_s[0][line][column], sum = sum_s[0][line], peak = peak_s[0][line];"]
+        return [
+            "float peak = peak_s[0][line], value = 0, sum = 0;",
+            "#pragma unroll",
+            f"for (int s = 1; s < {self.shares}; ++s) peak = k_max(peak, peak_s[s][line]);",
+            "const float base = peak == -RLX_INF32 ? 0.0f : peak;",
+            "#pragma unroll",
+            f"for (int s = 0; s < {self.shares}; ++s) {{",
+            "const float less = exp2f(peak_s[s][line] - base);",
+            "value += y_s[s][line][column] * less;",
+            "sum += sum_s[s][line] * less;",
+            "}",
+        ]
 
     @staticmethod
     def bring(key: Brought, value: Brought, at: str) -> list[str]:
@@ -259,16 +301,17 @@ class Tensor(Printer):
         return both
 
     def tile(self) -> list[str]:
-        """Scores of a tile of keys, and their part of the result."""
-        deep, wide, keys, name = self.deep, self.wide, self.keys, self.to.name
+        """Scores of a warp's part of a tile of keys, and their part of the result."""
+        deep, wide, keys, name = self.deep, self.wide, self.own, self.to.name
         return [
+            f"const int first = share * {keys};",
             f"float s[{keys // 8}][4];",
             "#pragma unroll",
             f"for (int j = 0; j < {keys // 8}; ++j) {{",
             "s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0;",
             "#pragma unroll",
             f"for (int kk = 0; kk < {deep // 16}; ++kk) {{",
-            "u32 w[2] = {k_s[j * 8 + g][kk * 8 + t4], k_s[j * 8 + g][kk * 8 + 4 + t4]};",
+            "u32 w[2] = {k_s[first + j * 8 + g][kk * 8 + t4], k_s[first + j * 8 + g][kk * 8 + 4 + t4]};",
             f"mma_{name}(s[j], q[kk], w);",
             "}",
             "}",
@@ -277,7 +320,7 @@ class Tensor(Printer):
             *self.scored(
                 "s[i / 4][i % 4]",
                 "m0 + warp * 16 + g + i / 2 % 2 * 8",
-                "at + i / 4 * 8 + t4 * 2 + i % 2",
+                "at + first + i / 4 * 8 + t4 * 2 + i % 2",
                 "s[i / 4][i % 4]",
             ),
             "}",
@@ -308,7 +351,8 @@ class Tensor(Printer):
             f"  p[i] = (u32)to_{name}(s[2 * kk + i / 2][i % 2 * 2]) | (u32)to_{name}(s[2 * kk + i / 2][i % 2 * 2 + 1]) << 16;",
             "#pragma unroll",
             f"for (int j = 0; j < {wide // 8}; ++j) {{",
-            "u32 w[2] = {v_s[j * 8 + g][kk * 8 + t4], v_s[j * 8 + g][kk * 8 + 4 + t4]};",
+            "const int word = first / 2 + kk * 8 + t4;",
+            "u32 w[2] = {v_s[j * 8 + g][word], v_s[j * 8 + g][word + 4]};",
             f"mma_{name}(y[j], p, w);",
             "}",
             "}",
@@ -396,6 +440,7 @@ class Plain(Printer):
             "}",
             "}",
             "}",
+            "RLX_NEXT;",
             "#pragma unroll",
             f"for (int i = 0; i < {8 * quads}; ++i) {{",
             f"const {self.emitter.kind(self.i)} row = m0 + r0 + i / {4 * quads};",

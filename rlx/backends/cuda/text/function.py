@@ -103,7 +103,10 @@ def function_text(
     """The function of these statements; `most` threads are in a block at most."""
     words = tuple(emitter.table.words)
     assert len(words) <= WORDS, f"a kernel takes {len(words)} words"
-    inside = "\n".join(indented(body if special else ["RLX_NEXT;", "RLX_WAIT;", *body]))
+    if special is None:
+        at = 1 if body[0] == "RLX_NEXT;" else 0
+        body = [*body[:at], "RLX_WAIT;", *body[at:]]
+    inside = "\n".join(indented(body))
     hopper = special or Special((), 0)
     bounds = f"__launch_bounds__({most}{', 1' if hopper.maps else ''})"
     if hopper.cluster > 1:

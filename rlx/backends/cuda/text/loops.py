@@ -82,11 +82,11 @@ def thread_text(store: Store) -> Text:
             f"if (threadIdx.x < 32 && own < {total}) {last}",
             "}",
         ]
-        return function_text(emitter, body, Threads(Elements(tuple(sizes), 32), Fixed(THREADS)), most=THREADS)
+        return function_text(emitter, ["RLX_NEXT;", *body], Threads(Elements(tuple(sizes), 32), Fixed(THREADS)), most=THREADS)
     step = "(i64)gridDim.x * blockDim.x"
     head = f"for (i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x; t < {total}; t += {step}) {{"
     body = [*scope.parent.lines, head, *apart, *scope.lines, "}"]
-    return function_text(emitter, body, Threads(Elements(tuple(sizes), THREADS), Fixed(THREADS)), most=THREADS)
+    return function_text(emitter, ["RLX_NEXT;", *body], Threads(Elements(tuple(sizes), THREADS), Fixed(THREADS)), most=THREADS)
 
 
 def wants_slices(expr: Expr, sizes: Sequence[Size]) -> bool:
@@ -179,4 +179,4 @@ def row_text(store: Store, outer: frozenset[Var]) -> Text:
     shared = [x.extents for x in walk(expr) if isinstance(x, Reduce)]
     sizes = tuple(s for _, s in rows), tuple(s for _, s in inner)
     threads = Threads(Rows(*sizes), RowThreads((*shared, sizes[1])))
-    return function_text(emitter, body, threads, most=512)
+    return function_text(emitter, ["RLX_NEXT;", *body], threads, most=512)

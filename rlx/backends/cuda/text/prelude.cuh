@@ -12,8 +12,8 @@ typedef signed char i8;
 
 template <int N> struct Words { i64 v[N]; };
 
-// A kernel may start before the one before it in the stream is done: it lets the next one start, and waits before it
-// reads or writes what other kernels do.
+// A kernel may start before the one before it in the stream is done: it lets the next one start, near its end, since
+// blocks that wait take the place of those that work; and it waits before it reads or writes what other kernels do.
 #if !defined(RLX_HOST) && __CUDA_ARCH__ >= 900
 #define RLX_NEXT asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
 #define RLX_WAIT asm volatile("griddepcontrol.wait;" ::: "memory")

@@ -97,11 +97,11 @@ class Tile:
         waves = -(-blocks // processors)
         together = 1 if self.turns else max(min(SHARED // self.shared, waves), 1)
         multiplied = waves * steps * self.rows * self.columns / 56
-        arriving = -(-waves // together) * steps * 700 / self.stages
-        read = blocks * steps * self.stage / (7000 if blocks <= processors else 11500)
-        stored = self.held * self.columns * 32 / 128 * 16 * (1 if self.turns else -(-waves // together)) / self.split
-        again = 0 if self.turns else 1200 * (-(-waves // together) - 1)
-        cluster = 0 if self.split == 1 else 900 if blocks <= processors else 3000
+        arriving = -(-waves // together) * steps * max(700 / self.stages, 109)
+        read = blocks * steps * self.stage / 12000
+        stored = 14 * self.held * self.columns / 2 * (1 if self.turns else -(-waves // together)) / self.split
+        again = 0 if self.turns else 600 * (waves - 1)
+        cluster = 0 if self.split == 1 else 1000 if blocks <= processors else 5000
         return 1600 + max(multiplied, arriving, read) + stored + again + cluster
 
 
@@ -135,9 +135,9 @@ class Blocks:
 def chosen(product: Product, processors: int) -> Tile:
     """The tile that takes the shortest time, about, at the upper bounds of sizes, as far as these are known.
 
-    A launch takes 1,600 ns; a processor multiplies 3,600 pairs in one, and what is read arrives after 700; the second
-    level of memory gives 7 to 11.5 KB, four elements are stored by a thread in 64; a cluster takes 900. Fitted to an
-    H200 (benchmarks/cuda.py products --tiles).
+    A launch takes 1,600 ns; a processor multiplies 3,600 pairs in one, a step takes 109 or more, and what is read arrives
+    after 700; the second level of memory gives 12 KB in one, a thread stores an element in 14; a cluster takes 1,000.
+    Fitted to an H200 (benchmarks/cuda.py products --tiles).
     """
     batch, m, n, k = (upper(s) or 4096 for s in (numel([s for _, s in product.batch]), product.m, product.n, product.k))
 
@@ -227,7 +227,6 @@ class Printer:
             "map_soon(&map1);",
             "}",
             "cluster_sync();" if t.split > 1 else "__syncthreads();",
-            "RLX_NEXT;",
             "const int team = from_first(threadIdx.x / 128), tid = threadIdx.x % 128, lane = tid % 32, warp = tid / 32;",
             f"const int tiles_m = (int)(({self.m} + {t.rows - 1}) / {t.rows});",
             f"const int tiles_n = (int)(({self.n} + {t.columns - 1}) / {t.columns});",
@@ -347,6 +346,7 @@ class Printer:
             *self.emptied(),
             *self.multiply("first", "last"),
             *self.done(),
+            "RLX_NEXT;",
             f"sync_threads(1, {128 * t.groups});",  # nobody reads operands any more
             *self.settle("0", 0),
             *([] if split else ["RLX_WAIT;", "sync_threads(2 + team, 128);", *self.share(element)]),
@@ -436,6 +436,7 @@ class Printer:
             *pieces,
             "done += 2 * steps;",
             "}",
+            "RLX_NEXT;",
             "}",
         ]
 
