@@ -7,6 +7,7 @@ from typing import Any
 
 from rlx.backends.array import MemorySpace
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, Rates
+from rlx.backends.codegen.channels_last import Choice, channels_last
 from rlx.backends.codegen.check import check_supported
 from rlx.backends.cuda.layout.narrow import store_narrow
 from rlx.backends.cuda.text.attention import is_suited
@@ -103,6 +104,8 @@ class CudaBackend(CodeGenerator):
 
     def layout(self, program: Program, packing: str = "fast", precision: str = "f32") -> Program:
         store_narrow(program, precision)
+        if precision in ("bf16", "f16"):
+            channels_last(program, Choice(weights=True))
         return program
 
     def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:

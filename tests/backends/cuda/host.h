@@ -131,6 +131,37 @@ template <class... At> static void tma(unsigned to, const void* map, unsigned ba
   int places[] = {at...};
   copy_box(to, map, bar, places);
 }
+struct Windows {
+  unsigned long long address;
+  unsigned sizes[4];
+  unsigned long long pitches[3];
+  int low[2], high[2], strides[2], lines;
+};
+static void tma_windows(unsigned to, const void* given, unsigned bar, int c, int x, int y, int n, int right, int down) {
+  const Windows& m = *(const Windows*)given;
+  for (int r = 0; r < m.lines; ++r) {
+    int at[4] = {c, x + right, y + down, n};
+    for (int e = 0; e < 64; ++e) {
+      at[0] = c + e;
+      bool inside = true;
+      for (int d = 0; d < 4; ++d) inside = inside && at[d] >= 0 && at[d] < (int)m.sizes[d];
+      unsigned long long from = m.address + 2ll * at[0] + (long long)m.pitches[0] * at[1] + (long long)m.pitches[1] * at[2] +
+                                (long long)m.pitches[2] * at[3];
+      unsigned place = to + r * 128 + e * 2;
+      place ^= (place >> 7 & 7) << 4;
+      *(unsigned short*)(dynamic_shared() + place) = inside ? *(unsigned short*)from : 0;
+    }
+    x += m.strides[0];
+    if (x < (int)m.sizes[1] + m.high[0]) continue;
+    x = m.low[0];
+    y += m.strides[1];
+    if (y < (int)m.sizes[2] + m.high[1]) continue;
+    y = m.low[1];
+    ++n;
+  }
+  bar_at(bar).bytes -= m.lines * 128;
+  bar_passed(bar_at(bar));
+}
 static void map_soon(const void*) {}
 
 static void products_begin() {}

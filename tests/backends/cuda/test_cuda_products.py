@@ -13,6 +13,7 @@ from rlx.backends.cuda.device import driver as drivers
 from rlx.backends.cuda.text import products, wgmma
 from rlx.backends.cuda.text.wgmma import TILES, Tile
 from rlx.ir.graph import Array, Value
+from rlx.ops.conv import Conv
 
 TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
 CLOSE = {"bf16": 6e-3, "f16": 1e-3}  # of the largest element: results are rounded to the type
@@ -106,3 +107,29 @@ def test_an_empty_depth_gives_zeros() -> None:
     model = rlx.compile(g, device="cuda")
     (c,) = model.run([normal((64, 0), "bf16"), normal((0, 64), "bf16")])
     assert (c.numpy().astype(np.float32) == 1).all()
+
+
+CONVS = {  # channels, size, channels of the result, taps, strides, pads, dilations
+    "pointwise": (24, (9, 7), 40, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1)),
+    "strided": (64, (11, 9), 48, (1, 1), (2, 2), (0, 0, 0, 0), (1, 1)),
+    "padded": (64, (9, 12), 72, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+    "uneven": (128, (13, 8), 64, (3, 2), (2, 1), (0, 1, 2, 0), (1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_convolutions_of_images_with_channels_last(name: str) -> None:
+    """Windows are walked by the copy engine; the images before and after have their channels last."""
+    channels, size, out, taps, strides, pads, dilations = CONVS[name]
+    g = rlx.Graph("conv")
+    x = g.input("x", (2, channels, *size))
+    w = g.param("w", (out, channels, *taps), data=normal((out, channels, *taps), "f32"))
+    bias = g.param("bias", (out,), data=normal((out,), "f32"))
+    (y,) = g.add(Conv(strides, dilations, pads), rlx.tanh(x), w, bias)
+    g.output(rlx.tanh(y * 0.01) + 1.0, "y")
+    model = rlx.compile(g, device="cuda", precision="bf16")
+    assert "wgmma_bf16<" in listing(model)
+    assert ("tma_windows(" in listing(model)) == (name != "pointwise")
+    inputs = [normal((2, channels, *size), "f32")]
+    (expected,) = rlx.compile(g, device="reference").run(inputs)
+    assert np.abs(np.asarray(model.run(inputs)[0]) - expected).max() < 6e-3

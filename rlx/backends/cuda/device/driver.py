@@ -275,6 +275,13 @@ class Driver:
         made = (ctypes.c_uint8 * (MAP_BYTES + MAP_ALIGNMENT))()
         at = -(-ctypes.addressof(made) // MAP_ALIGNMENT) * MAP_ALIGNMENT
         sizes, pitches = (c_ulonglong * rank)(*box.sizes), (c_ulonglong * (rank - 1))(*box.pitches)
+        if box.walk is not None:
+            low, high = ((c_int * 2)(*corner) for corner in (box.walk.low, box.walk.high))
+            steps = (c_uint * rank)(1, *box.walk.strides, 1)
+            self.call("cuTensorMapEncodeIm2col", c_void_p(at), MAP_TYPES[box.dtype], rank, c_void_p(box.address),
+                      sizes, pitches, low, high, c_uint(box.box[0]), c_uint(box.box[1]), steps, 0, SWIZZLE_128,
+                      PROMOTED_256, 0)  # fmt: skip
+            return ctypes.string_at(at, MAP_BYTES)
         boxes, steps = (c_uint * rank)(*box.box), (c_uint * rank)(*(1 for _ in range(rank)))
         self.call("cuTensorMapEncodeTiled", c_void_p(at), MAP_TYPES[box.dtype], rank, c_void_p(box.address), sizes,
                   pitches, boxes, steps, 0, SWIZZLE_128, PROMOTED_256, 0)  # fmt: skip

@@ -15,6 +15,7 @@ from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Size, exact_div, numel, upper
 from rlx.kernels.expr import Acc, Cast, Expr, Load, loads, walk
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
+from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.records import replace
 
@@ -28,6 +29,8 @@ def store_narrow(program: Program, precision: str) -> None:
     if precision not in ("bf16", "f16"):
         return
     to = DTYPES[precision]
+    for kernel in program.run:
+        weights_ahead(kernel, program, to)
     found = Found(program, to)
     roots = [root for root in found.narrow if found.may(root)]
     made: dict[Buffer, Buffer] = {}
@@ -81,6 +84,19 @@ class Found:
         if root.kind == "input":
             return self.narrow[root]
         return root.kind == "arena" or (root.is_fixed and all(isinstance(s, int) for s in root.shape))
+
+
+def weights_ahead(kernel: Kernel, program: Program, to: DType) -> None:
+    """Weights of a convolution that are computed from what no run changes are made by `prepare`."""
+    anchor = kernel.anchor
+    if not isinstance(anchor, Conv) or isinstance(anchor.w, Load) or not is_static(anchor.w, anchor.w_shape):
+        return
+    if multiplied_as(anchor, DTYPES["f32"], to.name) is not to or kernel.stores[0].buffer.dtype.bits > 32:
+        return
+    made = Buffer(f"{kernel.name}.{to.name}", "prepared", anchor.w_shape, to)
+    at = out_vars(len(anchor.w_shape))
+    program.prepare.append(Kernel(made.name, (Store(made, anchor.w_shape, at, Cast(anchor.w, to)),)))
+    kernel.anchor = replace(anchor, w=Load(made, at, to))
 
 
 def narrow_operands(kernel: Kernel, to: DType) -> Iterator[Expr]:

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from rlx.ir.shape import Size
 from rlx.kernels.expr import Expr, Var
+from rlx.kernels.program import Buffer
 from rlx.records import dataclass
 
-__all__ = ["COLUMN", "PLAIN", "ROW", "K", "Product", "Target"]
+__all__ = ["COLUMN", "PLAIN", "ROW", "K", "Product", "Target", "Window"]
 
 ROW, COLUMN, K = Var("row"), Var("column"), Var("k")
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """The windows of an image [N, H, W, C] of 16-bit elements, as the rows of a product whose depth is taps, then
+    channels. Of strides, dilations and pads (low ones, then high ones) the last is that of W."""
+
+    image: Buffer
+    dtype: str
+    shape: tuple[Size, int, int, int]
+    out: tuple[int, int]
+    taps: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    pads: tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +39,7 @@ class Product:
     a: Expr
     b: Expr
     places: dict[Var, Expr]
+    window: Window | None = None  # what `a` is, if it is one
 
 
 @dataclass(frozen=True)

@@ -130,9 +130,10 @@ def indented(lines: Sequence[str]) -> list[str]:
 
 def store_line(emitter: Emitter, store: Store, scope: Scope) -> None:
     """The statements that compute an element and store it, at the end of the scope."""
+    values = [(b, emitter.value(e, scope)) for b, e in targets(store)]
     index, _ = emitter.offset(linear_index(store.index, store.buffer.shape), scope)
     stop = f"if (*(const i64*){emitter.word_of(STATUS)} == 0) " if store.buffer.base.kind == "state" else ""
-    made = [f"{emitter.pointer(b)}[{index}] = {emitter.value(e, scope)};" for b, e in targets(store)]
+    made = [f"{emitter.pointer(b)}[{index}] = {value};" for b, value in values]
     scope.lines.append(f"{stop}{made[0]}" if len(made) == 1 else f"{stop}{{ {' '.join(made)} }}")
 
 
@@ -150,7 +151,7 @@ def with_twins(stores: Sequence[Store]) -> list[Store]:
     for store in stores:
         for number, main in enumerate(made):
             same = main.index == store.index and main.buffer.shape == store.buffer.shape
-            if same and isinstance(store.expr, Cast) and store.expr.value is main.expr:
+            if same and isinstance(store.expr, Cast) and store.expr.value == main.expr:
                 twins = (*(main.twins if isinstance(main, TwinStore) else ()), store.buffer)
                 made[number] = TwinStore(main.buffer, main.extents, main.index, main.expr, twins)
                 break

@@ -67,6 +67,12 @@ RLX_DEVICE void tma(u32 to, const TMap* map, u32 bar, int x, int y, int z, int u
 RLX_DEVICE void tma(u32 to, const TMap* map, u32 bar, int x, int y, int z, int u, int v) {
   RLX_TMA(5, "%3, %4, %5, %6, %7", "r"(x), "r"(y), "r"(z), "r"(u), "r"(v));
 }
+// channels of windows, from the one that begins at x, y of an image on, at a tap that is so far right and down
+RLX_DEVICE void tma_windows(u32 to, const TMap* map, u32 bar, int c, int x, int y, int n, int right, int down) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], "
+    "[%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
+    :: "r"(to), "l"(map), "r"(bar), "r"(c), "r"(x), "r"(y), "r"(n), "h"((u16)right), "h"((u16)down) : "memory");
+}
 RLX_DEVICE void map_soon(const TMap* map) { asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory"); }
 
 // ---- products

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from rlx.backends.codegen.arguments import Extents, Pointer
 from rlx.backends.cuda.text.emitter import Emitter
-from rlx.backends.cuda.text.form import K
+from rlx.backends.cuda.text.form import K, Window
 from rlx.ir.shape import Size, evaluate, exact_div
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Cast, Expr, Load, Var
 from rlx.kernels.program import Buffer
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 
-__all__ = ["LINE", "Box", "MapForm", "Operand", "operand"]
+__all__ = ["LINE", "Box", "MapForm", "Operand", "Walk", "WindowOperand", "operand"]
 
 LINE = 64  # elements of 16 bits that a line of shared memory has: 128 bytes
 UNIT = 8  # elements: addresses and pitches are multiples of 16 bytes
@@ -29,6 +29,17 @@ class Box:
     sizes: tuple[int, ...]
     pitches: tuple[int, ...]
     box: tuple[int, ...]
+    walk: Walk | None = None
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Windows of an image whose axes are C, W, H, N: where the first begins and the last ends, from the corners of the
+    image on, and how far they are apart; a box is so many channels of so many windows. All along W, then H."""
+
+    low: tuple[int, int]
+    high: tuple[int, int]
+    strides: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +51,11 @@ class MapForm:
     sizes: tuple[Size, ...]
     pitches: tuple[Size, ...]
     box: tuple[int, ...]
+    walk: Walk | None = None
 
     def at(self, address: int, extents: Extents) -> Box:
         sizes = tuple(max(evaluate(s, extents), 1) for s in self.sizes)
-        return Box(address, self.dtype, sizes, tuple(2 * evaluate(p, extents) for p in self.pitches), self.box)
+        return Box(address, self.dtype, sizes, tuple(2 * evaluate(p, extents) for p in self.pitches), self.box, self.walk)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,13 +82,58 @@ class Operand:
         pitches = (self.pitch, *(self.apart[v] for v, _ in own))
         return MapForm(word, self.dtype, (inner, outer, *(n for _, n in own)), pitches, box)
 
-    def copies(self, name: str, to: str, place: tuple[str, str], lines: int, batch: Sequence[Var]) -> list[str]:
-        """Statements that bring a tile; `place`: where it starts along the axis of the result, and the depth."""
-        along, depth = place
+    def prepared(self) -> list[str]:
+        """Statements that are needed once a tile."""
+        return []
+
+    def copies(self, name: str, to: str, along: str, step: str, lines: int, batch: Sequence[Var]) -> list[str]:
+        """Statements that bring a tile of a step of the depth, from `along` on the axis of the result."""
+        depth = f"({step}) * {LINE}"
         more = "".join(f", (int){v.name}" for v in batch if v in self.apart)
         if not self.by_lines:
             return [f"tma({to}, &{name}, bar, {depth}, {along}{more});"]
         return [f"tma({to} + {8192 * n}, &{name}, bar, {along} + {LINE * n}, {depth}{more});" for n in range(lines // LINE)]
+
+
+@dataclass(frozen=True, eq=False)
+class WindowOperand:
+    """Windows of an image, which the copy engine walks: a step of the depth is some channels of one tap."""
+
+    window: Window
+    by_lines = False
+    apart: Mapping[Var, Size] = field(default_factory=dict)
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.window.image
+
+    @property
+    def dtype(self) -> str:
+        return self.window.dtype
+
+    def form(self, emitter: Emitter, size: Size, depth: Size, lines: int, batch: Sequence[tuple[Var, Size]]) -> MapForm:
+        w = self.window
+        n, height, width, channels = w.shape
+        top, left, bottom, right = w.pads
+        reach = [(t - 1) * d for t, d in zip(w.taps, w.dilations, strict=True)]
+        walk = Walk((-left, -top), (right - reach[1], bottom - reach[0]), (w.strides[1], w.strides[0]))
+        word = emitter.table.slot(Pointer(w.image))
+        pitches = (channels, width * channels, height * width * channels)
+        return MapForm(word, w.dtype, (channels, width, height, n), pitches, (LINE, lines), walk)
+
+    def prepared(self) -> list[str]:
+        (high, wide), w = self.window.out, self.window
+        return [
+            f"const int image0 = m0 / {high * wide}, y0 = m0 / {wide} % {high} * {w.strides[0]} - {w.pads[0]};",
+            f"const int x0 = m0 % {wide} * {w.strides[1]} - {w.pads[1]};",
+        ]
+
+    def copies(self, name: str, to: str, along: str, step: str, lines: int, batch: Sequence[Var]) -> list[str]:
+        w = self.window
+        parts, across = w.shape[3] // LINE, w.taps[1]
+        right = f"({step}) / {parts} % {across} * {w.dilations[1]}"
+        down = f"({step}) / {parts * across} * {w.dilations[0]}"
+        return [f"tma_windows({to}, &{name}, bar, ({step}) % {parts} * {LINE}, x0, y0, image0, {right}, {down});"]
 
 
 def operand(e: Expr, along: Var, batch: Sequence[Var]) -> Operand | None:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.backends.cuda.text.form import COLUMN, ROW, K, Product, Target
+from rlx.backends.cuda.text.form import COLUMN, ROW, K, Product, Target, Window
 from rlx.backends.cuda.text.function import Text
 from rlx.backends.cuda.text.loops import store_text
+from rlx.backends.cuda.text.maps import LINE
 from rlx.backends.cuda.text.tiles import tensor_text, tile_text
 from rlx.backends.cuda.text.wgmma import wgmma_text
 from rlx.ir.dtype import DTYPES, DType
-from rlx.ir.shape import Shape, numel, upper
+from rlx.ir.shape import Shape, Size, exact_div, numel, upper
+from rlx.kernels.affine import affine, linear_index
 from rlx.kernels.expr import (
     Acc,
     Apply,
@@ -31,7 +33,7 @@ from rlx.kernels.expr import (
     walk,
 )
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
-from rlx.kernels.program import Store
+from rlx.kernels.program import Buffer, Store
 from rlx.records import replace
 
 __all__ = ["multiplied_as", "operands", "product_text"]
@@ -90,22 +92,80 @@ def contraction(store: Store, anchor: Contract, acc: DType) -> Product:
 
 
 def windows(store: Store, anchor: Conv, acc: DType) -> Product:
-    """A convolution as a product for each group: rows are channels of the result, columns its places."""
+    """A convolution as a product for each group: of weights and windows, with its channels as rows and its places as
+    columns; where the result has its channels last, of windows and weights, the other way round."""
     n, o, *space = out_vars(len(store.extents))
     per_group, taps = anchor.w_shape[1], anchor.w_shape[2:]
     out_per_group = store.extents[1] // anchor.groups
+    x_last = isinstance(anchor.x, Load) and has_last(anchor.x.indices, anchor.x.source.shape, Var("i1"))
+    window = window_of(anchor, store) if x_last else None
+    turned = window is not None or has_last(store.index, store.buffer.shape, o)
+    own, other = (COLUMN, ROW) if turned else (ROW, COLUMN)
     group = Var("group")
-    image, *place = apart(COLUMN, (store.extents[0], *store.extents[2:]))
-    channel, *tap = apart(K, (per_group, *taps))
-    wide = group * size_expr(out_per_group) + ROW if anchor.groups > 1 else ROW
+    image, *place = apart(other, (store.extents[0], *store.extents[2:]))
+    channel, tap = depth_places(per_group, taps, x_last)
+    wide = group * size_expr(out_per_group) + own if anchor.groups > 1 else own
     x, w = factors(anchor, acc, image, (group, wide), (channel, *tap), place)
-    flat = anchor.w
-    if isinstance(flat, Load) and flat.indices == out_vars(len(flat.indices)) and flat.where is None:
+    flat, names = anchor.w, out_vars(len(anchor.w_shape))
+    order = (names[0], *names[2:], names[1]) if x_last else names
+    if isinstance(flat, Load) and flat.indices == order and flat.where is None:
         view = flat.source.view((anchor.w_shape[0], numel((per_group, *taps))), flat.dtype)
         w = _cast(Load(view, (wide, K), flat.dtype), acc)
+    if x_last and is_pointwise(anchor):
+        assert isinstance(anchor.x, Load)
+        rows = numel((anchor.x_shape[0], *anchor.x_shape[2:]))
+        view = anchor.x.source.view((rows, per_group), anchor.x.dtype)
+        x = _cast(Load(view, (other, K), anchor.x.dtype), acc)
     places = {n: image, o: wide, **dict(zip(space, place, strict=True))}
     columns, depth = numel((store.extents[0], *store.extents[2:])), numel((per_group, *taps))
-    return Product(((group, anchor.groups),), out_per_group, columns, depth, w, x, places)
+    batch = ((group, anchor.groups),)
+    if not turned:
+        return Product(batch, out_per_group, columns, depth, w, x, places)
+    return Product(batch, columns, out_per_group, depth, x, w, places, window)
+
+
+def has_last(indices: Sequence[Expr], shape: Shape, channel: Var) -> bool:
+    """Whether neighbouring channels are neighbours in memory, and no other axis is."""
+    return len(shape) > 2 and linear_index(indices, shape).coefs.get(channel) == 1 and affine(indices[-1]).coefs == {channel: 1}
+
+
+def depth_places(channels: Size, taps: Shape, last: bool) -> tuple[Expr, list[Expr]]:
+    """The channel and the tap that a place of the depth is; channels are the innermost if they are last in memory."""
+    if last:
+        *tap, channel = apart(K, (*taps, channels))
+        return channel, tap
+    channel, *tap = apart(K, (channels, *taps))
+    return channel, tap
+
+
+def is_pointwise(anchor: Conv) -> bool:
+    """Whether a window is a pixel, and all pixels are windows: the image is a matrix."""
+    one = all(t == 1 for t in anchor.w_shape[2:]) and all(s == 1 for s in anchor.strides)
+    return one and all(p == 0 for p in anchor.pads) and anchor.groups == 1 and whole_image(anchor) is not None
+
+
+def whole_image(anchor: Conv) -> Buffer | None:
+    """The buffer that the image is, [N, *spatial, C], each element as it is."""
+    names = out_vars(len(anchor.x_shape))
+    x = anchor.x
+    if not isinstance(x, Load) or x.where is not None or x.indices != (names[0], *names[2:], names[1]):
+        return None
+    n, c, *space = anchor.x_shape
+    return x.source if x.source.shape == (n, *space, c) else None
+
+
+def window_of(anchor: Conv, store: Store) -> Window | None:
+    """The windows of an image of two axes that the copy engine walks: steps of the depth are within one tap."""
+    image, sizes = whole_image(anchor), (*anchor.x_shape[1:], *store.extents[2:], *anchor.w_shape[2:], *anchor.pads)
+    if image is None or anchor.groups != 1 or len(anchor.strides) != 2 or not all(isinstance(s, int) for s in sizes):
+        return None
+    n, (c, h, w, out_h, out_w, *_) = anchor.x_shape[0], sizes
+    taps, pads = anchor.w_shape[2:], anchor.pads
+    reach = [(t - 1) * d for t, d in zip(taps, anchor.dilations, strict=True)]
+    fits = c % LINE == 0 and max(*pads, *reach) < 128 and max(anchor.strides) <= 8 and anchor.x.dtype.bits == 16
+    if not fits or exact_div(image.offset, 16) is None:
+        return None
+    return Window(image, anchor.x.dtype.name, (n, h, w, c), (out_h, out_w), taps, anchor.strides, anchor.dilations, pads)
 
 
 def factors(

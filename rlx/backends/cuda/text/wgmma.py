@@ -16,7 +16,7 @@ from rlx.backends.cuda.text.emitter import C_TYPES, Emitter, Scope
 from rlx.backends.cuda.text.form import COLUMN, ROW, K, Product, Target
 from rlx.backends.cuda.text.function import Extents, Special, Text, Threads, function_text, store_line, targets, volume
 from rlx.backends.cuda.text.loops import Fixed
-from rlx.backends.cuda.text.maps import LINE, Operand, operand
+from rlx.backends.cuda.text.maps import LINE, Operand, WindowOperand, operand
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Shape, Size, evaluate, numel, same, upper
 from rlx.kernels.affine import Affine, linear_index
@@ -152,12 +152,15 @@ def chosen(product: Product, processors: int) -> Tile:
 def wgmma_text(store: Store, product: Product, dtype: DType, target: Target) -> Text | None:
     """The function, None where an operand is not in memory as it is multiplied."""
     names = [v for v, _ in product.batch]
-    sides = operand(product.a, ROW, names), operand(product.b, COLUMN, names)
+    a: Operand | WindowOperand | None = operand(product.a, ROW, names)
+    if a is None and product.window is not None:
+        a = WindowOperand(product.window)
+    sides = a, operand(product.b, COLUMN, names)
     if not target.hopper or sides[0] is None or sides[1] is None or {s.dtype for s in sides if s} != {dtype.name}:
         return None
-    a, b = sides
-    product = folded(product, a, b)
-    return Printer(store, product, (a, b), dtype, target).text()
+    if isinstance(sides[0], Operand):
+        product = folded(product, sides[0], sides[1])
+    return Printer(store, product, (sides[0], sides[1]), dtype, target).text()
 
 
 def folded(product: Product, a: Operand, b: Operand) -> Product:
@@ -178,7 +181,7 @@ class Printer:
     """Prints one product."""
 
     def __init__(
-        self, store: Store, product: Product, sides: tuple[Operand, Operand], dtype: DType, target: Target
+        self, store: Store, product: Product, sides: tuple[Operand | WindowOperand, Operand], dtype: DType, target: Target
     ) -> None:
         self.store, self.product, self.dtype, self.target = store, product, dtype, target
         self.a, self.b = sides
@@ -241,6 +244,7 @@ class Printer:
             "const int band = of_entry / (8 * tiles_n) * 8, high = tiles_m - band < 8 ? tiles_m - band : 8;",
             f"const int m0 = (band + (of_entry - band * tiles_n) % high) * {t.rows};",
             f"const int n0 = (of_entry - band * tiles_n) / high * {t.columns};",
+            *self.a.prepared(),
         ]
 
     def copies(self, step: str, which: str = "ab") -> list[str]:
@@ -248,10 +252,10 @@ class Printer:
         t, made = self.tile, []
         if "a" in which:
             to = f"a_at + s * {t.rows * 128}"
-            made += self.a.copies("map0", to, ("m0", f"({step}) * {LINE}"), t.rows, self.batch)
+            made += self.a.copies("map0", to, "m0", step, t.rows, self.batch)
         if "b" in which:
             to = f"b_at + s * {t.columns * 128}"
-            made += self.b.copies("map1", to, ("n0", f"({step}) * {LINE}"), t.columns, self.batch)
+            made += self.b.copies("map1", to, "n0", step, t.columns, self.batch)
         return made
 
     def multiply(self, first: str, last: str) -> list[str]:
