@@ -15,7 +15,7 @@ from rlx.backends.cuda.text.tiles import tensor_text, tile_text
 from rlx.backends.cuda.text.wgmma import wgmma_text
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, exact_div, numel, upper
-from rlx.kernels.affine import affine, linear_index
+from rlx.kernels.affine import affine, linear_index, row_major
 from rlx.kernels.expr import (
     Acc,
     Apply,
@@ -107,8 +107,8 @@ def windows(store: Store, anchor: Conv, acc: DType) -> Product:
     wide = group * size_expr(out_per_group) + own if anchor.groups > 1 else own
     x, w = factors(anchor, acc, image, (group, wide), (channel, *tap), place)
     flat, names = anchor.w, out_vars(len(anchor.w_shape))
-    order = (names[0], *names[2:], names[1]) if x_last else names
-    if isinstance(flat, Load) and flat.indices == order and flat.where is None:
+    axes = list(zip(names, anchor.w_shape, strict=True))
+    if isinstance(flat, Load) and lies_whole(flat, [axes[0], *axes[2:], axes[1]] if x_last else axes):
         view = flat.source.view((anchor.w_shape[0], numel((per_group, *taps))), flat.dtype)
         w = _cast(Load(view, (wide, K), flat.dtype), acc)
     if x_last and is_pointwise(anchor):
@@ -126,7 +126,8 @@ def windows(store: Store, anchor: Conv, acc: DType) -> Product:
 
 def has_last(indices: Sequence[Expr], shape: Shape, channel: Var) -> bool:
     """Whether neighbouring channels are neighbours in memory, and no other axis is."""
-    return len(shape) > 2 and linear_index(indices, shape).coefs.get(channel) == 1 and affine(indices[-1]).coefs == {channel: 1}
+    whole = linear_index(indices, shape).coefs.get(channel) == 1
+    return len(shape) > 2 and whole and affine(indices[-1]).coefs == {channel: 1}
 
 
 def depth_places(channels: Size, taps: Shape, last: bool) -> tuple[Expr, list[Expr]]:
@@ -146,12 +147,17 @@ def is_pointwise(anchor: Conv) -> bool:
 
 def whole_image(anchor: Conv) -> Buffer | None:
     """The buffer that the image is, [N, *spatial, C], each element as it is."""
-    names = out_vars(len(anchor.x_shape))
-    x = anchor.x
-    if not isinstance(x, Load) or x.where is not None or x.indices != (names[0], *names[2:], names[1]):
-        return None
-    n, c, *space = anchor.x_shape
-    return x.source if x.source.shape == (n, *space, c) else None
+    n, c, *space = zip(out_vars(len(anchor.x_shape)), anchor.x_shape, strict=True)
+    return anchor.x.source if isinstance(anchor.x, Load) and lies_whole(anchor.x, [n, *space, c]) else None
+
+
+def lies_whole(load: Load, axes: Sequence[tuple[Var, Size]]) -> bool:
+    """Whether a load over these axes reads all of its source, in this order."""
+    form = linear_index(load.indices, load.source.shape)
+    strides = zip(axes, row_major([size for _, size in axes]), strict=True)
+    apart = all(size == 1 or form.coefs.get(v) == stride for (v, size), stride in strides)
+    others = form.coefs.keys() - {v for v, _ in axes}
+    return load.where is None and apart and not others and form.constant == 0
 
 
 def window_of(anchor: Conv, store: Store) -> Window | None:
