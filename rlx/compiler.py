@@ -97,7 +97,7 @@ def stages_of(graph: Graph, backend: Backend, options: CompileOptions) -> Stages
         return Stages(graph, optimised, legal, dispatch, None)
     if not isinstance(backend, CodeGenerator):
         raise CompileError(f"device {backend.name!r} is neither a code generator nor a library")
-    return Stages(graph, optimised, legal, dispatch, lower_graph(legal, backend, options.packing))
+    return Stages(graph, optimised, legal, dispatch, lower_graph(legal, backend, options.packing, options.precision))
 
 
 def legal_graph(graph: Graph, backend: Backend, precision: str = "f32") -> tuple[Graph, Graph, list[Dispatch]]:
@@ -110,10 +110,12 @@ def legal_graph(graph: Graph, backend: Backend, precision: str = "f32") -> tuple
     return optimised, *legalise(optimised, backend.claims)
 
 
-def lower_graph(legal: Graph, backend: CodeGenerator, packing: str = "fast") -> Program:
+def lower_graph(
+    legal: Graph, backend: CodeGenerator, packing: str = "fast", precision: str = "f32"
+) -> Program:
     """Legal graph -> kernels in the device's layouts, in the order that takes the least memory."""
     report("plan")
-    program = backend.layout(fuse(legal, backend), packing)
+    program = backend.layout(fuse(legal, backend), packing, precision)
     report("plan", 0.5)
     verify_program(program)
     return reorder(program, usual_extents(program))

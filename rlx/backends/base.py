@@ -578,8 +578,8 @@ class CodeGenerator(Backend):
         return False
 
     @abstractmethod
-    def layout(self, program: Program, packing: str = "fast") -> Program:
-        """The program with the kernels that bring operands into this device's layouts; see `CompileOptions.packing`."""
+    def layout(self, program: Program, packing: str = "fast", precision: str = "f32") -> Program:
+        """The program with the kernels that bring operands into this device's layouts; see `CompileOptions`."""
 
     @abstractmethod
     def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from weakref import WeakKeyDictionary
 
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Rates, host_memory
+from rlx.backends.codegen.channels_last import Choice, channels_last
 from rlx.backends.codegen.object_cache import ObjectCache
 from rlx.backends.codegen.reuse import Reuse
 from rlx.backends.cpu.build import build, compile_codes
@@ -24,10 +25,11 @@ from rlx.backends.cpu.kernels.attention import strategies as attention
 from rlx.backends.cpu.kernels.conv import fused_depthwise
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
 from rlx.backends.cpu.kernels.conv import strategies as conv
+from rlx.backends.cpu.kernels.conv.int8 import has_planes
+from rlx.backends.cpu.kernels.conv.pointwise import may_be_product
 from rlx.backends.cpu.kernels.grouped_matmul import find_layers
 from rlx.backends.cpu.kernels.matmul import strategies as matmul
 from rlx.backends.cpu.kernels.registry import SPECIALS
-from rlx.backends.cpu.layout.channels_last import channels_last
 from rlx.backends.cpu.llvm.convert import LLVM
 from rlx.backends.cpu.native import entry_ir, runner_ir
 from rlx.backends.cpu.runtime.executable import CpuExecutable
@@ -163,8 +165,8 @@ class CpuBackend(CodeGenerator):
     def accepts_blocks(self, anchor: Anchor, role: str, encoding: Encoding) -> bool:
         return isinstance(anchor, Attention) and attention.accepts_blocks(role, encoding)
 
-    def layout(self, program: Program, packing: str = "fast") -> Program:
-        channels_last(program)
+    def layout(self, program: Program, packing: str = "fast", precision: str = "f32") -> Program:
+        channels_last(program, Choice(may_be_product, has_planes))
         prepare: list[Kernel] = []
         run: list[Kernel] = []
         weights = sum(b.bound() or 0 for b in (*program.params, *program.constants))

@@ -7,7 +7,10 @@ from typing import Any
 
 from rlx.backends.array import MemorySpace
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, Rates
+from rlx.backends.codegen.channels_last import Choice, channels_last
 from rlx.backends.codegen.check import check_supported
+from rlx.backends.cuda.layout.narrow import store_narrow
+from rlx.backends.cuda.text.attention import is_suited
 from rlx.errors import DeviceUnavailable
 from rlx.install import install_extra
 from rlx.ir.dtype import DType
@@ -93,13 +96,16 @@ class CudaBackend(CodeGenerator):
 
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         if isinstance(anchor, Attention):
-            return False
+            return is_suited(anchor)
         return not (isinstance(anchor, Contract) and anchor.activations)
 
     def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
         return True
 
-    def layout(self, program: Program, packing: str = "fast") -> Program:
+    def layout(self, program: Program, packing: str = "fast", precision: str = "f32") -> Program:
+        store_narrow(program, precision)
+        if precision in ("bf16", "f16"):
+            channels_last(program, Choice(weights=True))
         return program
 
     def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:

@@ -20,7 +20,8 @@ from rlx.backends.cuda.device.memory import MEMORY, SPACE, CudaMemory
 from rlx.backends.cuda.device.module import Modules
 from rlx.backends.cuda.device.replay import Replay
 from rlx.backends.cuda.text.emitter import STATUS
-from rlx.backends.cuda.text.function import Function
+from rlx.backends.cuda.text.form import Target
+from rlx.backends.cuda.text.function import Function, LaunchCode
 from rlx.backends.cuda.text.kernels import kernel_texts, module_texts
 from rlx.errors import ExecutionError
 from rlx.ir.dtype import DTYPES
@@ -32,6 +33,7 @@ from rlx.records import dataclass
 __all__ = ["Code", "CudaExecutable"]
 
 STATUS_BYTES = 32
+MAPPED = 16  # bytes: what the copy engine reads starts at a multiple
 
 
 @dataclass(eq=False)
@@ -41,7 +43,9 @@ class Bound:
     extents: dict[str, int]
     block: Any
     binding: Binding
-    addresses: dict[Buffer, int]
+    addresses: dict[Buffer, int]  # of what may lie elsewhere in another run
+    words: bytes | None = None  # those of the binding, once it has run
+    moved: bool = False  # since then
 
 
 class Code(WalkedCode):
@@ -51,6 +55,8 @@ class Code(WalkedCode):
 
     def __init__(self, graph: Graph, program: Program, options: CompileOptions) -> None:
         self.sites: list[tuple[Kernel, str, str]] = []  # of all checks: the kernel, the kind, the type of what is shown
+        device = driver()
+        self.target = Target(options.precision, device.capability, device.processors, options.alignment >= MAPPED)
         super().__init__(graph, program, options)
         with SPACE.session():
             self.modules = Modules(module_texts(list(self.functions.values())))
@@ -58,7 +64,7 @@ class Code(WalkedCode):
 
     def codes(self, kernel: Kernel) -> Sequence[KernelCode]:
         made = []
-        for text in kernel_texts(kernel, self.options.precision):
+        for text in kernel_texts(kernel, self.target):
             made.append(text.code(len(self.sites)))
             self.functions.setdefault(text.function.symbol, text.function)
             self.sites.extend((kernel, *site) for site in text.sites)
@@ -124,22 +130,38 @@ class CudaExecutable(WalkedExecutable):
             self.last = None
             binding = super().bind(extents)
             if not self.program.made and not self.code.table.rounds:
-                addresses = {root: self.address(root) for root in binding.places}
-                self.last = Bound(dict(extents), self.block, binding, addresses)
+                moving = [root for root in binding.places if root.kind in ("input", "state")]
+                self.last = Bound(dict(extents), self.block, binding, {root: self.address(root) for root in moving})
             return binding
         for root, address in last.addresses.items():
             now = self.address(root)
             if now != address:
                 last.addresses[root] = now
                 last.binding.point(root, now)
+                last.moved = True
         return last.binding
+
+    def put(self, root: Buffer, array: Tensor) -> None:
+        self.last = None
+        super().put(root, array)
+
+    def prepare(self) -> None:
+        self.last = None
+        super().prepare()
 
     def walk(self, binding: Binding) -> None:
         """Launches the phases: as one graph from the second run with the same words on, where no step is the host's."""
         if binding.table is not self.code.table or not self.code.straight or self.spent is not None:
             super().walk(binding)
         else:
-            self.replay.run(binding.words.tobytes(), self.launches(binding))
+            last = self.last
+            if last is None or last.moved or last.words is None:
+                words = binding.words.tobytes()
+                if last is not None:
+                    last.words, last.moved = words, False
+            else:
+                words = last.words
+            self.replay.run(words, self.launches(binding))
             self.wait()
 
     def launches(self, binding: Binding) -> Callable[[], None]:
@@ -160,8 +182,12 @@ class CudaExecutable(WalkedExecutable):
             return
         start = time.perf_counter()
         threads = self.code.functions[code.symbol].threads.block(extents)
-        words = int(binding.words.ctypes.data) + 8 * binding.table.starts[number]
-        driver().launch(self.code.modules.function(code.symbol), blocks, threads, words)
+        first = binding.table.starts[number]
+        device, function, maps = driver(), self.code.functions[code.symbol], []
+        if isinstance(code, LaunchCode):
+            maps = [device.encode(form.at(int(binding.words[first + form.word]), extents)) for form in code.maps]
+        words = int(binding.words.ctypes.data) + 8 * first
+        device.launch(self.code.modules.function(code.symbol, function.shared), blocks, threads, words, maps, function.shared)
         if self.spent is not None:
             driver().synchronize()
             self.note(number, start)

@@ -80,7 +80,7 @@ class InterpBackend(CodeGenerator):
     def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
         return True
 
-    def layout(self, program: Program, packing: str = "fast") -> Program:
+    def layout(self, program: Program, packing: str = "fast", precision: str = "f32") -> Program:
         """Inputs lie in the memory of the host; kernels of a second queue copy them to the device."""
         views = [b for b in dict.fromkeys(program.touched()) if b.base.kind == "input"]
         copies = []

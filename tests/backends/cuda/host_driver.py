@@ -10,9 +10,10 @@ import ctypes
 import os
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.cuda.text.maps import Box
 from rlx.ir.graph import Array
 
 HERE = Path(__file__).parent
@@ -38,10 +40,11 @@ class Value:
 class HostDriver:
     """Calls as those of the driver, without a device."""
 
-    number, name, capability, processors, version = 0, "the processor", (8, 0), 1, 13000
+    number, name, processors, version = 0, "the processor", 132, 13000
     stream = Value()
 
-    def __init__(self) -> None:
+    def __init__(self, capability: tuple[int, int] = (8, 0)) -> None:
+        self.capability = capability
         self.blocks: dict[int, tuple[Any, int]] = {}
         self.folder = Path(tempfile.mkdtemp(prefix="rlx-cuda-"))
         self.lock = RLock()
@@ -126,9 +129,7 @@ class HostDriver:
         source, made = self.folder / f"{name}.cc", self.folder / f"{name}.so"
         if made.exists():
             return os.fsencode(made)
-        text = re.sub(
-            r"const (Words<\d+>) w\)", r"const \1& w)", text.replace("#pragma unroll", "")
-        )  # words by address
+        text = re.sub(r"const (Words<\d+>) w\b", r"const \1& w", re.sub(r"#pragma unroll( \d+)?", "", text))  # by address
         source.write_text((HERE / "host.h").read_text() + text)
         flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-fast-math", "-w", "-shared", "-fPIC"]
         run = subprocess.run(["g++", *flags, "-o", made, source, "-lm"], capture_output=True, text=True, check=False)
@@ -144,21 +145,52 @@ class HostDriver:
         found = re.search(rf"\b{symbol}\(.*?\n}}\n", source.read_text(), re.DOTALL)
         if found is None:
             return None
-        waits = "__syncthreads" in found[0] or re.search("block_|slices_", found[0]) is not None
-        bound = re.search(rf"__launch_bounds__\((\d+)\) {symbol}\b", source.read_text())
+        waits = re.search("__syncthreads|block_|slices_|dynamic_shared", found[0]) is not None
+        bound = re.search(
+            rf"__launch_bounds__\((\d+)[^)]*\)( __cluster_dims__\((\d+))?[^)]*\)? ?{symbol}\b", source.read_text()
+        )
         assert bound is not None
-        return library.launch, getattr(library, symbol), int(waits), int(bound[1])
+        return library.launch, getattr(library, symbol), int(waits), int(bound[1]), int(bound[3] or 1)
 
-    def launch(self, function: Any, blocks: int, threads: int, words: int) -> None:
-        launch, kernel, waits, most = function
+    def let_share(self, function: Any, count: int) -> None:
+        assert count <= 227 << 10
+
+    def launch(
+        self, function: Any, blocks: int, threads: int, words: int, maps: Sequence[bytes] = (), shared: int = 0
+    ) -> None:
+        launch, kernel, waits, most, cluster = function
         assert 0 < blocks < 1 << 31
+        assert blocks % cluster == 0
         assert 0 < threads <= most
         assert threads % 32 == 0
+        assert shared <= 227 << 10
         if self.captured is not None:
-            self.captured.append((function, blocks, threads, ctypes.string_at(words, 8 * 512)))
+            self.captured.append((function, blocks, threads, ctypes.string_at(words, 8 * 512), maps, shared))
             return
         self.launches += 1
-        launch(kernel, blocks, threads, ctypes.c_void_p(words), waits)
+        boxes = ctypes.create_string_buffer(b"".join(maps))
+        launch(kernel, blocks, threads, ctypes.c_void_p(words), boxes, waits, cluster)
+
+    def encode(self, box: Box) -> bytes:
+        """As `Map` in host.h has it; what the driver would refuse is refused."""
+        rank = len(box.sizes)
+        if box.walk is not None:
+            return self.encode_windows(box)
+        assert box.address % 16 == 0 and all(p % 16 == 0 and 0 < p < 1 << 40 for p in box.pitches)
+        assert 2 <= rank <= 5 and len(box.pitches) == rank - 1 and all(0 < b <= 256 for b in box.box)
+        assert box.box[0] == 64
+        head = struct.pack("<QI5I", box.address, rank, *box.sizes, *(0 for _ in range(5 - rank)))
+        tail = struct.pack("<4Q5H", *box.pitches, *(0 for _ in range(5 - rank)), *box.box, *(0 for _ in range(5 - rank)))
+        return (head + tail).ljust(128, b"\0")
+
+    def encode_windows(self, box: Box) -> bytes:
+        """As `Windows` in host.h has it."""
+        walk = box.walk
+        assert walk is not None
+        assert box.address % 16 == 0 and all(p % 16 == 0 for p in box.pitches) and box.box[0] == 64
+        assert all(-128 <= c < 128 for c in (*walk.low, *walk.high)) and all(1 <= s <= 8 for s in walk.strides)
+        head = struct.pack("<Q4I3Q", box.address, *box.sizes, *box.pitches)
+        return (head + struct.pack("<7i", *walk.low, *walk.high, *walk.strides, box.box[1])).ljust(128, b"\0")
 
     def synchronize(self) -> None:
         return
@@ -176,9 +208,9 @@ class HostDriver:
         return made
 
     def launch_graph(self, graph: Any) -> None:
-        for function, blocks, threads, words in graph:
+        for function, blocks, threads, words, maps, shared in graph:
             held = ctypes.create_string_buffer(words)
-            self.launch(function, blocks, threads, ctypes.addressof(held))
+            self.launch(function, blocks, threads, ctypes.addressof(held), maps, shared)
 
     def drop(self, *, graph: Any = None, module: int | None = None) -> None:
         return

@@ -34,7 +34,7 @@ def texts(graph: Graph) -> list[str]:
 
 
 def body(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines()[1:-1]]
+    return [line.strip() for line in text.splitlines()[3:-1]]
 
 
 def test_a_map_is_a_loop_over_elements() -> None:

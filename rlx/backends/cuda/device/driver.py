@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from functools import cache
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.cuda.device.compiler import compiler
+from rlx.backends.cuda.text.maps import Box
 from rlx.errors import DeviceUnavailable, ExecutionError, MemoryDeficit
 from rlx.forks import restart_in_child
 from rlx.ir.graph import Array
@@ -31,7 +32,31 @@ RELEASE_THRESHOLD = 4  # CU_MEMPOOL_ATTR_...
 NON_BLOCKING = 1
 THREAD_LOCAL_CAPTURE = 1  # CU_STREAM_CAPTURE_MODE_...
 STAGED = 4 << 20  # bytes up to which downloads go through pinned memory
+OVERLAPPING = 12030  # CUDA 12.3: graphs know of kernels that start before the one before is done
 OLDEST = 12000  # CUDA 12.0: stream-ordered memory, and graphs as they are used here
+PLAIN_SHARED = 48 << 10  # bytes of a block's shared memory that need not be asked for
+MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_...
+PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
+MAP_BYTES, MAP_ALIGNMENT = 128, 64
+MAP_TYPES = {"f16": 6, "bf16": 9}  # CU_TENSOR_MAP_DATA_TYPE_...
+SWIZZLE_128, PROMOTED_256 = 3, 3  # CU_TENSOR_MAP_...
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute, of which only the first word of the value is used."""
+
+    _fields_ = (("kind", c_int), ("unused", c_int), ("value", c_int), ("more", c_int * 15))
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        *((name, c_uint) for name in ("x", "y", "z", "threads_x", "threads_y", "threads_z", "shared")),
+        ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("count", c_uint),
+    )
 
 
 class Driver:
@@ -60,6 +85,7 @@ class Driver:
         self.name = name.value.decode(errors="replace")
         self.capability = (self.attribute(CAPABILITY_MAJOR), self.attribute(CAPABILITY_MINOR))
         self.processors = self.attribute(PROCESSORS)
+        self.overlaps = self.capability >= (9, 0) and version.value >= OVERLAPPING
         self.dropped = deque[tuple[str, Any]]()  # what nobody has any more: the function that ends it, and its handle
         self._staging: int | None = None
         self._stream: c_void_p | None = None
@@ -223,11 +249,43 @@ class Driver:
             raise ExecutionError(f"CUDA: cuModuleGetFunction: {self.said(status)}")
         return None if status else found
 
-    def launch(self, function: Any, blocks: int, threads: int, words: int) -> None:
-        """Starts a kernel whose only argument lies at an address of the host, which is read now."""
-        argument = (c_void_p * 1)(words)
-        self.call("cuLaunchKernel", function, c_uint(blocks), 1, 1, c_uint(threads), 1, 1, 0, self.stream, argument,
-                  None)  # fmt: skip
+    def let_share(self, function: Any, count: int) -> None:
+        """Launches of the function may ask for so many bytes of shared memory."""
+        if count > PLAIN_SHARED:
+            self.call("cuFuncSetAttribute", function, MOST_DYNAMIC_SHARED, c_int(count))
+
+    def launch(
+        self, function: Any, blocks: int, threads: int, words: int, maps: Sequence[bytes] = (), shared: int = 0
+    ) -> None:
+        """Starts a kernel whose first argument lies at an address of the host, which is read now; maps follow it.
+
+        It may start before the kernel before it is done, for which it waits itself: see `RLX_WAIT` in prelude.cuh.
+        """
+        held = [ctypes.create_string_buffer(m, len(m)) for m in maps]
+        arguments = (c_void_p * (1 + len(held)))(words, *(ctypes.addressof(m) for m in held))
+        config = LaunchConfig(blocks, 1, 1, threads, 1, 1, shared, self.stream)
+        if self.overlaps:
+            config.attributes = ctypes.pointer(LaunchAttribute(PROGRAMMATIC_SERIALIZATION, value=1))
+            config.count = 1
+        self.call("cuLaunchKernelEx", byref(config), function, arguments, None)
+
+    def encode(self, box: Box) -> bytes:
+        """The map of a tensor for the copy engine."""
+        rank = len(box.sizes)
+        made = (ctypes.c_uint8 * (MAP_BYTES + MAP_ALIGNMENT))()
+        at = -(-ctypes.addressof(made) // MAP_ALIGNMENT) * MAP_ALIGNMENT
+        sizes, pitches = (c_ulonglong * rank)(*box.sizes), (c_ulonglong * (rank - 1))(*box.pitches)
+        if box.walk is not None:
+            low, high = ((c_int * 2)(*corner) for corner in (box.walk.low, box.walk.high))
+            steps = (c_uint * rank)(1, *box.walk.strides, 1)
+            self.call("cuTensorMapEncodeIm2col", c_void_p(at), MAP_TYPES[box.dtype], rank, c_void_p(box.address),
+                      sizes, pitches, low, high, c_uint(box.box[0]), c_uint(box.box[1]), steps, 0, SWIZZLE_128,
+                      PROMOTED_256, 0)  # fmt: skip
+            return ctypes.string_at(at, MAP_BYTES)
+        boxes, steps = (c_uint * rank)(*box.box), (c_uint * rank)(*(1 for _ in range(rank)))
+        self.call("cuTensorMapEncodeTiled", c_void_p(at), MAP_TYPES[box.dtype], rank, c_void_p(box.address), sizes,
+                  pitches, boxes, steps, 0, SWIZZLE_128, PROMOTED_256, 0)  # fmt: skip
+        return ctypes.string_at(at, MAP_BYTES)
 
     def synchronize(self) -> None:
         """Waits for all work."""

@@ -26,11 +26,12 @@ class Modules:
         for image in images:
             self.handles.append(self.driver.load(image))
 
-    def function(self, symbol: str) -> Any:
-        """What a launch takes."""
+    def function(self, symbol: str, shared: int = 0) -> Any:
+        """What a launch takes, which asks for so many bytes of shared memory."""
         found = self.functions.get(symbol)
         if found is None:
             found = next(f for f in (self.driver.function(h, symbol) for h in self.handles) if f is not None)
+            self.driver.let_share(found, shared)
             self.functions[symbol] = found
         return found
 

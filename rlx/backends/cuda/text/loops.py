@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cuda.text.emitter import BLOCK, SLICES, Emitter, Scope, is_few
-from rlx.backends.cuda.text.function import Extents, Text, Threads, function_text, store_line, volume
+from rlx.backends.cuda.text.function import Extents, Text, Threads, TwinStore, function_text, store_line, volume
 from rlx.ir.shape import Shape, Size, numel, upper
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import I64, Expr, Load, Reduce, Var, const, substitute_vars, walk
@@ -58,8 +58,12 @@ def thread_text(store: Store) -> Text:
     names, sizes, (expr,), target = merge_loops(
         list(out_vars(len(extents))), list(extents), [merge_reduces(expr)], target
     )
-    flat = store.buffer.view((numel(store.buffer.shape),), store.buffer.dtype)
-    merged = Store(flat, tuple(sizes), (target,), expr)
+    whole = (numel(store.buffer.shape),)
+    merged = replace(
+        store, buffer=store.buffer.view(whole, store.buffer.dtype), extents=tuple(sizes), index=(target,), expr=expr
+    )
+    if isinstance(merged, TwinStore):
+        merged = replace(merged, twins=tuple(b.view(whole, b.dtype) for b in merged.twins))
     emitter = Emitter()
     sliced = wants_slices(expr, sizes)
     scope = Scope(Scope(None, {}), {v: v.name for v in names}, sharing=SLICES if sliced else None)
@@ -78,11 +82,11 @@ def thread_text(store: Store) -> Text:
             f"if (threadIdx.x < 32 && own < {total}) {last}",
             "}",
         ]
-        return function_text(emitter, body, Threads(Elements(tuple(sizes), 32), Fixed(THREADS)), most=THREADS)
+        return function_text(emitter, ["RLX_NEXT;", *body], Threads(Elements(tuple(sizes), 32), Fixed(THREADS)), most=THREADS)
     step = "(i64)gridDim.x * blockDim.x"
     head = f"for (i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x; t < {total}; t += {step}) {{"
     body = [*scope.parent.lines, head, *apart, *scope.lines, "}"]
-    return function_text(emitter, body, Threads(Elements(tuple(sizes), THREADS), Fixed(THREADS)), most=THREADS)
+    return function_text(emitter, ["RLX_NEXT;", *body], Threads(Elements(tuple(sizes), THREADS), Fixed(THREADS)), most=THREADS)
 
 
 def wants_slices(expr: Expr, sizes: Sequence[Size]) -> bool:
@@ -175,4 +179,4 @@ def row_text(store: Store, outer: frozenset[Var]) -> Text:
     shared = [x.extents for x in walk(expr) if isinstance(x, Reduce)]
     sizes = tuple(s for _, s in rows), tuple(s for _, s in inner)
     threads = Threads(Rows(*sizes), RowThreads((*shared, sizes[1])))
-    return function_text(emitter, body, threads, most=512)
+    return function_text(emitter, ["RLX_NEXT;", *body], threads, most=512)

@@ -12,6 +12,16 @@ typedef signed char i8;
 
 template <int N> struct Words { i64 v[N]; };
 
+// A kernel may start before the one before it in the stream is done: it lets the next one start, near its end, since
+// blocks that wait take the place of those that work; and it waits before it reads or writes what other kernels do.
+#if !defined(RLX_HOST) && __CUDA_ARCH__ >= 900
+#define RLX_NEXT asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
+#define RLX_WAIT asm volatile("griddepcontrol.wait;" ::: "memory")
+#else
+#define RLX_NEXT
+#define RLX_WAIT
+#endif
+
 // ---- bits
 
 template <class T, class S> RLX_DEVICE T bits(S s) {
@@ -152,6 +162,9 @@ template <class T> RLX_DEVICE u16 to_bf16(T x) { return f32_to_bf16(to_odd(to_od
 RLX_DEVICE u16 to_bf16(float x) { return f32_to_bf16(x); }
 template <class T> RLX_DEVICE u16 to_f16(T x) { return f32_to_f16((float)x); }
 RLX_DEVICE u16 to_f16(double x) { return f32_to_f16(to_odd(x)); }
+
+RLX_DEVICE int min_of(int a, int b) { return a < b ? a : b; }
+RLX_DEVICE int max_of(int a, int b) { return a > b ? a : b; }
 
 // ---- all threads of a block
 

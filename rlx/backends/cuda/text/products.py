@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.backends.cuda.text.form import COLUMN, ROW, K, Product
+from rlx.backends.cuda.text.form import COLUMN, ROW, K, Product, Target, Window
 from rlx.backends.cuda.text.function import Text
 from rlx.backends.cuda.text.loops import store_text
+from rlx.backends.cuda.text.maps import LINE
 from rlx.backends.cuda.text.tiles import tensor_text, tile_text
+from rlx.backends.cuda.text.wgmma import wgmma_text
 from rlx.ir.dtype import DTYPES, DType
-from rlx.ir.shape import Shape, numel, upper
+from rlx.ir.shape import Shape, Size, exact_div, numel, upper
+from rlx.kernels.affine import affine, linear_index, row_major
 from rlx.kernels.expr import (
     Acc,
     Apply,
@@ -29,39 +32,51 @@ from rlx.kernels.expr import (
     transform,
     walk,
 )
-from rlx.kernels.lowering import Contract, Conv, out_vars
-from rlx.kernels.program import Store
+from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
+from rlx.kernels.program import Buffer, Store
 from rlx.records import replace
 
-__all__ = ["product_text"]
+__all__ = ["multiplied_as", "operands", "product_text"]
 
 THIN = 4  # rows up to which a product is a loop nest: each element the sum of a row and a column
 
 
-def product_text(store: Store, anchor: Contract | Conv, precision: str) -> Text:
+def product_text(store: Store, anchor: Contract | Conv, target: Target) -> Text:
     """The function of a product or convolution with what follows it."""
     acc = next((x.dtype for x in walk(store.expr) if isinstance(x, Acc)), None)
     if acc is None:
         return store_text(store)
     rows = anchor.m if isinstance(anchor, Contract) else store.extents[1] // anchor.groups
     most = upper(rows)
+    narrow = multiplied_as(anchor, acc, target.precision)
     if most is not None and most <= THIN:
-        return store_text(sums(store, anchor, acc, multiplied_as(anchor, acc, precision) or acc))
-    narrow = multiplied_as(anchor, acc, precision)
+        return store_text(sums(store, anchor, acc, narrow or acc))
     to = acc if narrow is None else narrow
     make = contraction(store, anchor, to) if isinstance(anchor, Contract) else windows(store, anchor, to)
-    return tile_text(store, make, acc) if narrow is None else tensor_text(store, make, narrow)
+    if narrow is None:
+        return tile_text(store, make, acc)
+    return wgmma_text(store, make, narrow, target) or tensor_text(store, make, narrow)
 
 
-def multiplied_as(anchor: Contract | Conv, acc: DType, precision: str) -> DType | None:
+def multiplied_as(anchor: Contract | Conv | Attention, acc: DType, precision: str) -> DType | None:
     """The type of 16 bits that tensor cores multiply, None where operands keep more bits."""
-    if acc.name != "f32" or anchor.zero is not None:
+    if acc.name != "f32" or (not isinstance(anchor, Attention) and anchor.zero is not None):
         return None
-    pair = (anchor.a, anchor.b) if isinstance(anchor, Contract) else (anchor.x, anchor.w)
-    types = {e.dtype.name for e in pair}
+    types = {e.dtype.name for e in operands(anchor)}
     if len(types) == 1 and types <= {"f16", "bf16"}:
-        return pair[0].dtype
-    return DTYPES[precision] if precision in ("f16", "bf16") and types == {"f32"} else None
+        return DTYPES[next(iter(types))]
+    return DTYPES[precision] if precision in ("f16", "bf16") and types <= {"f32", precision} else None
+
+
+def operands(anchor: Anchor) -> tuple[Expr, ...]:
+    """What an anchor multiplies."""
+    match anchor:
+        case Contract(a=a, b=b):
+            return a, b
+        case Conv(x=x, w=w):
+            return x, w
+        case Attention(q=q, k=k, v=v):
+            return q, k, v
 
 
 def contraction(store: Store, anchor: Contract, acc: DType) -> Product:
@@ -77,22 +92,86 @@ def contraction(store: Store, anchor: Contract, acc: DType) -> Product:
 
 
 def windows(store: Store, anchor: Conv, acc: DType) -> Product:
-    """A convolution as a product for each group: rows are channels of the result, columns its places."""
+    """A convolution as a product for each group: of weights and windows, with its channels as rows and its places as
+    columns; where the result has its channels last, of windows and weights, the other way round."""
     n, o, *space = out_vars(len(store.extents))
     per_group, taps = anchor.w_shape[1], anchor.w_shape[2:]
     out_per_group = store.extents[1] // anchor.groups
+    x_last = isinstance(anchor.x, Load) and has_last(anchor.x.indices, anchor.x.source.shape, Var("i1"))
+    window = window_of(anchor, store) if x_last else None
+    turned = window is not None or has_last(store.index, store.buffer.shape, o)
+    own, other = (COLUMN, ROW) if turned else (ROW, COLUMN)
     group = Var("group")
-    image, *place = apart(COLUMN, (store.extents[0], *store.extents[2:]))
-    channel, *tap = apart(K, (per_group, *taps))
-    wide = group * size_expr(out_per_group) + ROW if anchor.groups > 1 else ROW
+    image, *place = apart(other, (store.extents[0], *store.extents[2:]))
+    channel, tap = depth_places(per_group, taps, x_last)
+    wide = group * size_expr(out_per_group) + own if anchor.groups > 1 else own
     x, w = factors(anchor, acc, image, (group, wide), (channel, *tap), place)
-    flat = anchor.w
-    if isinstance(flat, Load) and flat.indices == out_vars(len(flat.indices)) and flat.where is None:
+    flat, names = anchor.w, out_vars(len(anchor.w_shape))
+    axes = list(zip(names, anchor.w_shape, strict=True))
+    if isinstance(flat, Load) and lies_whole(flat, [axes[0], *axes[2:], axes[1]] if x_last else axes):
         view = flat.source.view((anchor.w_shape[0], numel((per_group, *taps))), flat.dtype)
         w = _cast(Load(view, (wide, K), flat.dtype), acc)
+    if x_last and is_pointwise(anchor):
+        assert isinstance(anchor.x, Load)
+        rows = numel((anchor.x_shape[0], *anchor.x_shape[2:]))
+        view = anchor.x.source.view((rows, per_group), anchor.x.dtype)
+        x = _cast(Load(view, (other, K), anchor.x.dtype), acc)
     places = {n: image, o: wide, **dict(zip(space, place, strict=True))}
     columns, depth = numel((store.extents[0], *store.extents[2:])), numel((per_group, *taps))
-    return Product(((group, anchor.groups),), out_per_group, columns, depth, w, x, places)
+    batch = ((group, anchor.groups),)
+    if not turned:
+        return Product(batch, out_per_group, columns, depth, w, x, places)
+    return Product(batch, columns, out_per_group, depth, x, w, places, window)
+
+
+def has_last(indices: Sequence[Expr], shape: Shape, channel: Var) -> bool:
+    """Whether neighbouring channels are neighbours in memory, and no other axis is."""
+    whole = linear_index(indices, shape).coefs.get(channel) == 1
+    return len(shape) > 2 and whole and affine(indices[-1]).coefs == {channel: 1}
+
+
+def depth_places(channels: Size, taps: Shape, last: bool) -> tuple[Expr, list[Expr]]:
+    """The channel and the tap that a place of the depth is; channels are the innermost if they are last in memory."""
+    if last:
+        *tap, channel = apart(K, (*taps, channels))
+        return channel, tap
+    channel, *tap = apart(K, (channels, *taps))
+    return channel, tap
+
+
+def is_pointwise(anchor: Conv) -> bool:
+    """Whether a window is a pixel, and all pixels are windows: the image is a matrix."""
+    one = all(t == 1 for t in anchor.w_shape[2:]) and all(s == 1 for s in anchor.strides)
+    return one and all(p == 0 for p in anchor.pads) and anchor.groups == 1 and whole_image(anchor) is not None
+
+
+def whole_image(anchor: Conv) -> Buffer | None:
+    """The buffer that the image is, [N, *spatial, C], each element as it is."""
+    n, c, *space = zip(out_vars(len(anchor.x_shape)), anchor.x_shape, strict=True)
+    return anchor.x.source if isinstance(anchor.x, Load) and lies_whole(anchor.x, [n, *space, c]) else None
+
+
+def lies_whole(load: Load, axes: Sequence[tuple[Var, Size]]) -> bool:
+    """Whether a load over these axes reads all of its source, in this order."""
+    form = linear_index(load.indices, load.source.shape)
+    strides = zip(axes, row_major([size for _, size in axes]), strict=True)
+    apart = all(size == 1 or form.coefs.get(v) == stride for (v, size), stride in strides)
+    others = form.coefs.keys() - {v for v, _ in axes}
+    return load.where is None and apart and not others and form.constant == 0
+
+
+def window_of(anchor: Conv, store: Store) -> Window | None:
+    """The windows of an image of two axes that the copy engine walks: steps of the depth are within one tap."""
+    image, sizes = whole_image(anchor), (*anchor.x_shape[1:], *store.extents[2:], *anchor.w_shape[2:], *anchor.pads)
+    if image is None or anchor.groups != 1 or len(anchor.strides) != 2 or not all(isinstance(s, int) for s in sizes):
+        return None
+    n, (c, h, w, out_h, out_w, *_) = anchor.x_shape[0], sizes
+    taps, pads = anchor.w_shape[2:], anchor.pads
+    reach = [(t - 1) * d for t, d in zip(taps, anchor.dilations, strict=True)]
+    fits = c % LINE == 0 and max(*pads, *reach) < 128 and max(anchor.strides) <= 8 and anchor.x.dtype.bits == 16
+    if not fits or exact_div(image.offset, 16) is None:
+        return None
+    return Window(image, anchor.x.dtype.name, (n, h, w, c), (out_h, out_w), taps, anchor.strides, anchor.dilations, pads)
 
 
 def factors(

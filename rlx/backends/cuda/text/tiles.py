@@ -435,6 +435,7 @@ def whole_text(
         *b.store,
         "__syncthreads();",
         "}",
+        "RLX_NEXT;",
         f"for (int first = 0; first < {tile.rows}; first += {part}) {{",
         *settle,
         "__syncthreads();",

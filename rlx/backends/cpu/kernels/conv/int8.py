@@ -57,7 +57,7 @@ from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
 __all__ = [
-    "MOST_PLANES", "Int8", "as_convolution", "from_planes", "spare_bytes", "unsuited", "unsuited_product",
+    "MOST_PLANES", "Int8", "as_convolution", "from_planes", "has_planes", "spare_bytes", "unsuited", "unsuited_product",
 ]  # fmt: skip
 
 F32, I32, I64, U8 = DTYPES["f32"], DTYPES["i32"], DTYPES["i64"], DTYPES["u8"]
@@ -86,6 +86,12 @@ class PackArguments(Arguments):
     places: Number  # bytes of the places of further fours
     columns: Number  # of a window
     all_panels: Number
+
+
+def has_planes(anchor: Conv) -> bool:
+    """Whether the image is of bytes and few channels, which are read from planes."""
+    channels = anchor.x_shape[1]
+    return anchor.x.dtype.bits == 8 and isinstance(channels, int) and channels <= MOST_PLANES
 
 
 def unsuited(anchor: Conv, target: Target) -> str | None:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from rlx.backends.cpu.kernels.conv.int8 import MOST_PLANES
-from rlx.backends.cpu.kernels.conv.pointwise import may_be_product
 from rlx.ir.shape import Shape, Size, numel
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import Expr, Load, Var, loads, substitute_vars, transform
@@ -20,19 +18,29 @@ from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.records import dataclass, replace
 
-__all__ = ["channels_last"]
+__all__ = ["Choice", "channels_last"]
 
 T = TypeVar("T")
 
 SHORT = 8  # pixels of a row that are fewer than a vector holds
 
 
-def channels_last(program: Program) -> None:
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What a device wants: `is_product` says of a convolution that it is as good with planes, `has_planes` that its
+    image should stay in planes; `weights`: those that `prepare` makes have their channels last too."""
+
+    is_product: Callable[[Kernel], bool] = lambda kernel: False
+    has_planes: Callable[[Conv], bool] = lambda anchor: False
+    weights: bool = False
+
+
+def channels_last(program: Program, choice: Choice) -> None:
     """Changes the layout of images in place of the program's kernels."""
     kernels = [*program.prepare, *program.run]
     if not any(isinstance(k.anchor, Conv) for k in kernels):
         return
-    chosen = _chosen(kernels, _fit(program))
+    chosen = _chosen(kernels, _fit(program), choice)
     if not chosen:
         return
     made: dict[Buffer, _Turned] = {}
@@ -61,7 +69,7 @@ def _fit(program: Program) -> set[Buffer]:
     return {b for b, fits in found.items() if fits}
 
 
-def _chosen(kernels: Sequence[Kernel], fit: set[Buffer]) -> set[Buffer]:
+def _chosen(kernels: Sequence[Kernel], fit: set[Buffer], choice: Choice) -> set[Buffer]:
     """Those next to convolutions, and those that are computed channel by channel next to chosen ones.
 
     A convolution that is a product where planes are is such a computation itself.
@@ -71,16 +79,32 @@ def _chosen(kernels: Sequence[Kernel], fit: set[Buffer]) -> set[Buffer]:
     for k in kernels:
         if isinstance(k.anchor, Conv):
             made, read = k.stores[0].buffer.base, [x.source.base for x in loads(k.anchor.x)]
-            if may_be_product(k):  # it is as good with planes, if both are
+            if choice.is_product(k):  # it is as good with planes, if both are
                 links += [(made, b) for b in read]
                 continue
-            chosen.update(b for b in (made, *([] if byte_planes(k.anchor) else read)) if b in fit)
+            chosen.update(b for b in (made, *([] if choice.has_planes(k.anchor) else read)) if b in fit)
     grown = True
     while grown:
         new = {b for link in links if any(x in chosen for x in link) for b in link if b in fit} - chosen
         chosen |= new
         grown = bool(new)
-    return chosen
+    return chosen | _weights(kernels, chosen) if choice.weights else chosen
+
+
+def _weights(kernels: Sequence[Kernel], chosen: set[Buffer]) -> set[Buffer]:
+    """Prepared weights that only convolutions of chosen images read, as they are."""
+    found: dict[Buffer, bool] = {}
+    for k in kernels:
+        own = k.anchor.w if isinstance(k.anchor, Conv) and isinstance(k.anchor.w, Load) else None
+        images = {x.source.base for x in loads(k.anchor.x)} if isinstance(k.anchor, Conv) else set()
+        for e in k.expressions():
+            for x in loads(e):
+                root = x.source.base
+                fits = x is own and x.source is root and root.kind == "prepared" and bool(images & chosen)
+                found[root] = found.get(root, True) and fits and len(root.shape) > 2
+        for b in (*k.operands, *k.results):
+            found[b.base] = False
+    return {b for b, fits in found.items() if fits}
 
 
 def _links(store: Store) -> Iterator[tuple[Buffer, Buffer]]:
@@ -94,12 +118,6 @@ def _links(store: Store) -> Iterator[tuple[Buffer, Buffer]]:
             read = [affine(i).coefs for i in load.indices]
             if axes[1] in read[1] and any(v is not None and v in c for v, c in zip(axes[2:], read[2:], strict=True)):
                 yield store.buffer, load.source
-
-
-def byte_planes(anchor: Conv) -> bool:
-    """Whether the image is of bytes and few channels, which are read from planes."""
-    channels = anchor.x_shape[1]
-    return anchor.x.dtype.bits == 8 and isinstance(channels, int) and channels <= MOST_PLANES
 
 
 def _lone_var(e: Expr) -> Expr | None:

@@ -1,1 +1,0 @@
-"""Which layout tensors have on the CPU where the program may choose it."""

@@ -1,0 +1,1 @@
+"""Passes over programs of CUDA: how what products read lies in memory."""
