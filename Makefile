@@ -38,6 +38,7 @@ docs: $(VENV)/.installed-docs  ## the documentation as pages, in build/docs; wit
 
 wheel: $(VENV)/.installed-dev  ## the wheels rlx and rlx-runtime and the source archive, built and checked, in dist
 	@rm -rf dist
+	@$(PY) tools/prebuild.py
 	@$(PY) -m build --outdir dist . >/dev/null
 	@$(PY) -m build --wheel --outdir dist packaging/runtime >/dev/null
 	@$(PY) -m twine check --strict dist/*

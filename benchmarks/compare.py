@@ -1,12 +1,12 @@
 """rlx side by side with the other runtimes, in one interleaved run.
 
 Every runtime runs each model in a process of its own. Processes are started one after the other, which gives the time
-from a fresh process to its first answer; rlx starts twice, with an empty cache and with what that start left there.
-Memory is that of the process and its children: their proportional set size (what several processes share counts by
-parts) between runs, and the most that was resident, less what the others have of it. Then all are stopped, and in each
-round every one in turn is woken for a slot, in changing order: an idle runtime takes no time from the one that is
-measured. A slot in which other processes were busy is left out where enough are left; the row is marked with `~` where
-not.
+from a fresh process to its first answer; rlx starts twice, with an empty cache and with what that start left there. Its
+checkout is given what a wheel has: compiled Python, and the code of tools/prebuild.py. Memory is that of the process
+and its children: their proportional set size (what several processes share counts by parts) between runs, and the most
+that was resident, less what the others have of it. Then all are stopped, and in each round every one in turn is woken
+for a slot, in changing order: an idle runtime takes no time from the one that is measured. A slot in which other
+processes were busy is left out where enough are left; the row is marked with `~` where not.
 
 The ratio is the best other runtime's median over ours: above 1, rlx is ahead. Work is counted on rlx's graph of the
 model: what its products, convolutions and recurrent cells compute, and the weights that they read once.
@@ -130,7 +130,12 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(path)},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": str(threads),
+                "PYTHONPATH": os.pathsep.join(path),
+                **({"XDG_CACHE_HOME": str(cache)} if cache else {}),
+            },
             text=True,
             process_group=0,
         )
@@ -314,6 +319,14 @@ def measure(name: str, peers: Sequence[str], folder: Path, args: argparse.Namesp
     return row
 
 
+def prebuild(checkout: Path) -> None:
+    """Has the machine code made that comes with the wheel of a checkout; an earlier one had none."""
+    tool = checkout / "tools" / "prebuild.py"
+    if tool.exists():
+        env = {**os.environ, "PYTHONPATH": str(checkout)}
+        subprocess.run([sys.executable, str(tool), "--here"], check=True, env=env, stdout=subprocess.DEVNULL)
+
+
 def present(wanted: Sequence[str]) -> list[str]:
     """The runtimes that are installed; what is missing is said."""
     there = [p for p in wanted if importlib.util.find_spec(PEERS[p].package) is not None]
@@ -450,6 +463,7 @@ def main() -> int:
     peers = present([*args.peers.split(","), *([BEFORE] if args.before else [])])
     for checkout in (ROOT, args.before) if args.before else (ROOT,):
         compileall.compile_dir(checkout / "rlx", quiet=1)  # as an installer does for every other package
+        prebuild(checkout)
     peaks = Peaks().measure(args.threads)
     rows: list[Row] = []
     loads = {key: Load(args.busy, apart=key == "other") for key in LOADS} if args.busy else {}

@@ -1,9 +1,10 @@
 """Code of kernels that are alike is made once: the others take it, with their own buffers.
 
 Alike are kernels that are equal but for the names of their buffers, as those of the layers of a net are. The key of a
-`Form` is equal for such kernels: it has their fields in order, where the n-th buffer that comes up is written as n and what it is (shape, type, where it lies), and variables of reductions are numbered in the same way.
-What buffers hold is left out. Code made of one such kernel is that of all, once the n-th buffer of one is put in the
-place of the n-th of the other.
+`Form` is equal for such kernels: it has their fields in order, where the n-th buffer that comes up is written as n and
+what it is (shape, type, where it lies), and variables of reductions are numbered in the same way. What buffers hold is
+left out. Code made of one such kernel is that of all, once the n-th buffer of one is put in the place of the n-th of
+the other.
 """
 
 from __future__ import annotations

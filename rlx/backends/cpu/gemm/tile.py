@@ -12,7 +12,7 @@ from rlx.backends.cpu.gemm.panels.format import AS_SUMS, PanelFormat
 from rlx.backends.cpu.llvm.builder import Function, size_of, vec
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DType as Element
-from rlx.records import dataclass, replace
+from rlx.records import cached_property, dataclass, replace
 
 __all__ = ["HALF", "OPERANDS", "SCALARS", "Tile", "tile_of", "transpose"]
 
@@ -33,7 +33,7 @@ class Tile:
     panels: int
     format: PanelFormat = AS_SUMS  # of the panels of B
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         return self.target.vector_bytes // size_of(self.scalar)
 
@@ -62,15 +62,15 @@ class Tile:
         """Bytes from column to column of a panel."""
         return self.format.column_bytes(self.scalar)
 
-    @property
+    @cached_property
     def scalar(self) -> str:
         return SCALARS[self.dtype]
 
-    @property
+    @cached_property
     def vector(self) -> str:
         return vec(self.scalar, self.lanes)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Columns of a panel."""
         return 64 // size_of(self.scalar)

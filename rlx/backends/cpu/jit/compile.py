@@ -27,6 +27,7 @@ from rlx.backends.cpu.jit.load import (
     runtime_objects,
     undivided,
 )
+from rlx.backends.cpu.jit.prebuilt import archives_of, symbol_of
 from rlx.backends.cpu.jit.resident import give_back_heap, give_back_library, give_back_now_and_then
 from rlx.backends.cpu.target import Target
 from rlx.backends.granted import cpu_count
@@ -94,12 +95,21 @@ def host() -> Target:
     )
 
 
-def target_machine(*, jit: bool = False) -> Any:
-    target = llvm().Target.from_triple(host().triple)
+def target_machine(target: Target | None = None, *, jit: bool = False) -> Any:
+    target = target or host()
     # LLVM's loader may put constants far from code; ours never does.
     reloc, codemodel = ("pic", "small") if loads_itself() else ("default", "jitdefault")
-    return target.create_target_machine(
-        cpu=host().cpu, features=host().features, opt=3, reloc=reloc, codemodel=codemodel, jit=jit or reloc == "default"
+    return (
+        llvm()
+        .Target.from_triple(target.triple)
+        .create_target_machine(
+            cpu=target.cpu,
+            features=target.features,
+            opt=3,
+            reloc=reloc,
+            codemodel=codemodel,
+            jit=jit or reloc == "default",
+        )
     )
 
 
@@ -139,7 +149,7 @@ def parse(ir: str, machine: Any, context: Any, name: str = "module") -> Any:
             module.detach()
             raise CompileError(f"LLVM rejects the code of {name!r}: {str(message).strip()}")
     try:
-        module.triple = host().triple
+        module.triple = machine.triple
         module.data_layout = str(machine.target_data)
         module.verify()
     except RuntimeError as error:
@@ -168,13 +178,13 @@ def emit(module: Any, machine: Any, *, optimize: bool) -> bytes:
 
 
 @undivided
-def compile_object(ir: str, *, optimize: bool) -> bytes:
-    """Compiles IR text to an object file for this machine.
+def compile_object(ir: str, *, optimize: bool, target: Target | None = None) -> bytes:
+    """Compiles IR text to an object file for a machine, this one if none is given.
 
     `optimize=False` runs no IR passes (for code in explicit vectors), True runs O2 with loop vectorisation; both
     generate code at level 3. Raises CompileError when LLVM rejects the text.
     """
-    machine = target_machine()
+    machine = target_machine(target)
     with llvm().create_context() as context, parse(ir, machine, context) as module:
         return emit(module, machine, optimize=optimize)
 
@@ -184,8 +194,9 @@ def runtime_object(name: str, ir: Callable[[], str]) -> bytes:
     obj = runtime_objects.get(name)
     if obj is None:
         text, cache = ir(), default_cache()
-        key = object_key(text, True)
-        obj = cache.get(key)
+        of_text = text_key(name, text, True)
+        key = object_key(of_text)
+        obj = came_with_rlx(of_text) or cache.get(key)
         if obj is None:
             obj = compile_object(text, optimize=True)
             cache.put(key, obj)
@@ -201,8 +212,19 @@ def linked(objs: Sequence[bytes]) -> bytes:
     return link(objs).to_bytes()
 
 
-def object_key(ir: str, optimize: bool) -> str:
-    return content_key(ir, str(optimize), compiler_identity())
+def text_key(name: str, ir: str, optimize: bool) -> str:
+    return content_key(name, ir, str(optimize))
+
+
+def object_key(of_text: str) -> str:
+    return content_key(of_text, compiler_identity())
+
+
+def came_with_rlx(of_text: str) -> bytes | None:
+    """The object for a text that has been compiled beforehand, if this machine can run it."""
+    if not loads_itself():
+        return None
+    return next((obj for archive in archives_of(host().features) if (obj := archive.find(of_text))), None)
 
 
 @functools.cache
@@ -260,7 +282,8 @@ class Compiling:
         if self.given.get(name) == ir:  # kernels that are alike come many times, and what many call, which is long
             return
         self.given[name] = ir
-        key = object_key(f"{name}\n{ir}", optimize)
+        of_text = text_key(name, ir, optimize)
+        key = object_key(of_text)
         if self.keys.setdefault(name, key) != key:
             raise CompileError(f"two different kernels are named {name!r}")
         if key in self.held or key in self.items:
@@ -270,6 +293,10 @@ class Compiling:
             self.held[key] = library
             return
         self.items[key] = (name, ir, optimize)
+        obj = came_with_rlx(of_text)
+        if obj is not None:
+            self.objects.append((obj, {key: symbol_of(of_text)}))
+            return
         reference = self.cache.get(key)
         if reference is not None and reference.startswith(REFERENCE):
             bundle, _, symbol = reference[len(REFERENCE) :].decode().partition(":")
@@ -339,9 +366,9 @@ def compile_bundle(kernels: Mapping[str, Item], cache: ObjectCache) -> Bundle:
 
 
 @undivided
-def compile_together(kernels: Sequence[tuple[Item, str]]) -> bytes:
+def compile_together(kernels: Sequence[tuple[Item, str]], target: Target | None = None) -> bytes:
     """One object of kernels of one optimisation level, each under a symbol of its own."""
-    machine = target_machine()
+    machine = target_machine(target)
     with ExitStack() as stack:
         context = stack.enter_context(llvm().create_context())
         whole: Any = None

@@ -21,6 +21,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 __all__ = [
     "Function",
@@ -48,17 +49,20 @@ PREDICATES_INT = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
 PREDICATES_FLOAT = {"lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "eq": "oeq", "ne": "une"}
 
 
+@cache
 def vec(ty: str, w: int) -> str:
     """Returns the type of `w` lanes of scalar type `ty`: the scalar type itself for w = 1."""
     return ty if w == 1 else f"<{w} x {ty}>"
 
 
+@cache
 def width(ty: str) -> int:
     """Returns the number of lanes of a type: 1 for a scalar."""
     match = type_pattern.fullmatch(ty)
     return int(match[1]) if match else 1
 
 
+@cache
 def element(ty: str) -> str:
     """Returns the scalar type of a lane."""
     match = type_pattern.fullmatch(ty)
@@ -74,11 +78,13 @@ def void(_: object) -> None:
     """Drops a value, for callbacks that return none."""
 
 
+@cache
 def size_of(ty: str) -> int:
     """Returns the bytes that one lane takes in memory."""
     return SIZES[element(ty)]
 
 
+@cache
 def suffix(ty: str) -> str:
     """Returns the way `ty` is spelled in an intrinsic's name: v8f32, i64, p0."""
     scalar = element(ty)
@@ -86,6 +92,7 @@ def suffix(ty: str) -> str:
     return short if width(ty) == 1 else f"v{width(ty)}{short}"
 
 
+@cache
 def is_float(ty: str) -> bool:
     return element(ty) in FLOATS
 
@@ -172,7 +179,9 @@ class Function:
 
     def op(self, text: str, ty: str) -> str:
         """Emits `name = text` and returns the name; `ty` is the type of the result."""
-        name = self.fresh(ty)
+        self.count = number = self.count + 1
+        name = f"%v{number}"
+        self.types[name] = ty
         self.lines.append(f"  {name} = {text}")
         return name
 
@@ -212,7 +221,8 @@ class Function:
 
     def arithmetic(self, name: str, a: Operand, b: Operand, ty: str | None) -> str:
         ty = ty or self.type_of(a, b, default="i64" if isinstance(a, int) and isinstance(b, int) else "")
-        return self.binary("f" + name if is_float(ty) else name, a, b, ty)
+        x, y = (v if isinstance(v, str) else constant(v, ty) for v in (a, b))
+        return self.op(f"{'f' + name if is_float(ty) else name} {ty} {x}, {y}", ty)
 
     def add(self, a: Operand, b: Operand, ty: str | None = None) -> str:
         """Integer (wrapping) or float addition, by type."""
@@ -311,10 +321,11 @@ class Function:
         """Calls `llvm.<name>` overloaded on one type, which the result and all args have; `tail` adds fixed args."""
         ty = ty or self.type_of(*args)
         full = f"llvm.{name}.{suffix(ty)}"
-        fixed = [t.split()[0] for t in tail.split(",")] if tail else []
-        self.declare(full, ty, [ty] * len(args) + fixed)
-        text = ", ".join([f"{ty} {self.value(a, ty)}" for a in args] + ([tail] if tail else []))
-        return self.op(f"call {ty} @{full}({text})", ty)
+        if full not in self.declares:
+            fixed = [t.split()[0] for t in tail.split(",")] if tail else []
+            self.declare(full, ty, [ty] * len(args) + fixed)
+        text = ", ".join([f"{ty} {a if isinstance(a, str) else constant(a, ty)}" for a in args])
+        return self.op(f"call {ty} @{full}({text}{tail and ', '}{tail})", ty)
 
     # -- vectors
 

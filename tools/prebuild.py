@@ -1,0 +1,306 @@
+"""Compiles the code that comes with rlx: for each level of `rlx.backends.cpu.jit.prebuilt`, of kernels of many models.
+
+python tools/prebuild.py            writes rlx/backends/cpu/prebuilt/*.bin, which `make wheel` packs
+python tools/prebuild.py --here     only for processors that this one has all features of
+
+What is compiled is what small graphs of the usual layers need: products of all shapes of operands, convolutions,
+attention, norms, recurrent cells and what is usually computed with them; all routines that these call, and the native
+code of runs. No size is in the text of a kernel, so a layer here stands for such layers of any size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numpy as np
+
+import rlx
+from rlx.backends.cpu.backend import CpuBackend
+from rlx.backends.cpu.jit.compile import compile_object, compile_together, host, text_key
+from rlx.backends.cpu.jit.prebuilt import FOLDER, LEVELS, Level, archive_bytes, levels_of, read, symbol_of
+from rlx.backends.cpu.native import entry_ir, runner_ir
+from rlx.backends.cpu.schedule.arguments import Routine
+from rlx.compiler import stages_of
+from rlx.ir.dtype import DTYPES
+from rlx.ir.value import Value
+from rlx.options import CompileOptions
+
+Make = Callable[[rlx.Graph], None]
+Item = tuple[str, str, bool]  # name, text, whether LLVM's passes run
+
+AFTER: dict[str, Callable[[Value], Value]] = {  # what usually follows a product or a convolution and its bias
+    "nothing": lambda x: x,
+    "relu": rlx.relu,
+    "relu6": lambda x: rlx.clip(x, lo=0.0, hi=6.0),
+    "silu": rlx.silu,
+    "hard_swish": rlx.hard_swish,
+    "leaky_relu": rlx.leaky_relu,
+    "sigmoid": rlx.sigmoid,
+    "gelu": rlx.gelu,
+    "gelu_tanh": lambda x: rlx.gelu(x, approximate="tanh"),
+    "tanh": rlx.tanh,
+}
+ROWS = (1, 7, 128, rlx.Dim("rows", 1, 4096))
+ENCODINGS = ("q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k")
+
+
+def product(g: rlx.Graph, rows: Any, k: int, n: int, after: str, *, bias: bool, more: str, dtype: str = "f32") -> None:
+    """x @ w, a bias, an activation, a residual before or after it."""
+    x = g.input("x", (rows, k), dtype)
+    y = rlx.matmul(x, g.param("w", (k, n), dtype))
+    y = y + g.param("b", (n,), dtype) if bias else y
+    y = y + g.input("r", (rows, n), dtype) if more == "before" else y
+    y = AFTER[after](y)
+    g.output(y + g.input("r", (rows, n), dtype) if more == "after" else y)
+
+
+def products() -> Iterator[Make]:
+    """Products with weights, small and large, and with one another."""
+    for rows in ROWS:
+        for k, n in ((256, 384), (768, 3072), (3000, 1000)):
+            for bias in (False, True):
+                yield lambda g, r=rows, k=k, n=n, b=bias: product(g, r, k, n, "nothing", bias=b, more="")
+        for after in AFTER:
+            yield lambda g, r=rows, a=after: product(g, r, 256, 384, a, bias=True, more="")
+        for more in ("before", "after"):
+            yield lambda g, r=rows, m=more: product(g, r, 256, 384, "nothing", bias=True, more=m)
+        for dtype in ("f16", "bf16", "f64"):
+            yield lambda g, r=rows, d=dtype: product(g, r, 256, 384, "nothing", bias=True, more="", dtype=d)
+        for encoding in ENCODINGS:
+            for precision in ("f32", "q8"):
+                yield lambda g, r=rows, e=encoding, p=precision: encoded(g, r, e, p)
+    for turned in (False, True):
+        yield lambda g, t=turned: of_inputs(g, turned=t)
+
+
+def encoded(g: rlx.Graph, rows: Any, encoding: str, precision: str) -> None:
+    """A product with weights in blocks, the layout of GGUF files."""
+    w = rlx.transpose(g.param("w", (512, 1024), encoding=encoding), (1, 0))
+    x = g.input("x", (rows, 1024))
+    g.output(rlx.matmul(x, w, activations="q8" if precision == "q8" else ""))
+
+
+def of_inputs(g: rlx.Graph, *, turned: bool) -> None:
+    """Products of values that a run computes, by heads."""
+    a, b = g.input("a", (1, 12, 128, 64)), g.input("b", (1, 12, 128, 64) if turned else (1, 12, 64, 128))
+    g.output(rlx.matmul(a, rlx.transpose(b, (0, 1, 3, 2)) if turned else b))
+
+
+def convolution(
+    g: rlx.Graph, channels: int, outputs: int, kernel: int, stride: int, groups: int, after: str, more: str = ""
+) -> None:
+    """A convolution of an image between two others, so that its channels are last, with a bias."""
+    x = g.input("x", (1, channels, 56, 56))
+    if channels > 4:
+        x = rlx.relu(rlx.conv(x, g.param("w0", (channels, channels, 1, 1)), g.param("b0", (channels,))))
+    pads = (kernel // 2,) * 4
+    w = g.param("w", (outputs, channels // groups, kernel, kernel))
+    y = rlx.conv(x, w, g.param("b", (outputs,)), pads=pads, strides=(stride, stride), groups=groups)
+    shape = tuple(y.shape)
+    if more:
+        r = rlx.relu(rlx.conv(g.input("r", shape), g.param("w1", (outputs, outputs, 1, 1)), g.param("b1", (outputs,))))
+        y = AFTER[after](y + r) if more == "before" else AFTER[after](y) + r
+    else:
+        y = AFTER[after](y)
+    g.output(rlx.conv(y, g.param("w2", (outputs, outputs, 1, 1)), g.param("b2", (outputs,))))
+
+
+def convolutions() -> Iterator[Make]:
+    """The convolutions of nets for pictures, with their activations and residuals."""
+    activations = ("nothing", "relu", "relu6", "silu", "hard_swish", "leaky_relu")
+    for after in activations:
+        for kernel, stride in ((1, 1), (1, 2), (3, 1), (3, 2), (5, 1), (7, 2)):
+            yield lambda g, k=kernel, s=stride, a=after: convolution(g, 64, 96, k, s, 1, a)
+        for kernel, stride in ((3, 1), (3, 2), (5, 1), (5, 2)):
+            yield lambda g, k=kernel, s=stride, a=after: convolution(g, 96, 96, k, s, 96, a)
+        for kernel in (3, 7):
+            yield lambda g, k=kernel, a=after: convolution(g, 3, 32, k, 2, 1, a)
+    for more in ("before", "after"):
+        for after in ("nothing", "relu"):
+            for kernel in (1, 3):
+                yield lambda g, k=kernel, a=after, m=more: convolution(g, 64, 64, k, 1, 1, a, m)
+    yield lambda g: convolution(g, 64, 64, 3, 1, 8, "relu")
+    yield lambda g: convolution(g, 64, 2, 1, 1, 1, "nothing")
+    yield signal
+
+
+def signal(g: rlx.Graph) -> None:
+    """Convolutions of one axis, as over sound."""
+    x = g.input("x", (1, 1, 4096))
+    x = rlx.relu(rlx.conv(x, g.param("w0", (64, 1, 16)), g.param("b0", (64,)), strides=(4,)))
+    x = rlx.relu(rlx.conv(x, g.param("w1", (64, 64, 3)), g.param("b1", (64,)), pads=(1, 1)))
+    g.output(rlx.conv(x, g.param("w2", (2, 64, 1)), g.param("b2", (2,))))
+
+
+def bytes_of(g: rlx.Graph, kernel: int, stride: int, groups: int, after: str) -> None:
+    """A convolution of bytes between two others, as quantised nets have them."""
+    groups = 64 if groups > 1 else 1
+
+    def quantised(x: Value) -> Value:
+        return rlx.ops.quantize(x, g.constant(np.float32(0.02)), g.constant(np.uint8(3)), to=DTYPES["u8"])
+
+    def bare(x: Value, scale: float, zero: Any) -> Value:
+        return rlx.dequantize(x, g.constant(np.float32(scale)), g.constant(zero))
+
+    def conv(x: Value, number: int, outputs: int, kernel: int, stride: int, groups: int) -> Value:
+        w = g.param(f"w{number}", (outputs, x.shape[1] // groups, kernel, kernel), "i8")
+        b = g.param(f"b{number}", (outputs,))
+        weights = rlx.dequantize(w, g.param(f"s{number}", (outputs,)), axis=0)
+        return rlx.conv(x, weights, b, pads=(kernel // 2,) * 4, strides=(stride, stride), groups=groups)
+
+    x = bare(quantised(g.input("x", (1, 64, 56, 56))), 0.02, np.uint8(3))
+    for number, (outputs, size, step, parts) in enumerate(((64, 1, 1, 1), (64, kernel, stride, groups), (96, 1, 1, 1))):
+        x = bare(quantised(AFTER[after](conv(x, number, outputs, size, step, parts))), 0.02, np.uint8(3))
+    g.output(x)
+
+
+def of_bytes() -> Iterator[Make]:
+    """Convolutions of bytes."""
+    for after in ("nothing", "relu"):
+        for kernel, stride, groups in ((1, 1, 1), (3, 1, 1), (3, 2, 1), (3, 1, 64), (3, 2, 64)):
+            yield lambda g, k=kernel, s=stride, n=groups, a=after: bytes_of(g, k, s, n, a)
+
+
+def attentions() -> Iterator[Make]:
+    """Attention over all keys, to earlier ones, with a mask, and of one query."""
+    for queries, keys in ((128, 128), (1, 512), (rlx.Dim("s", 1, 4096),) * 2):
+        for form in ("plain", "causal", "mask"):
+            yield lambda g, q=queries, k=keys, f=form: attention(g, q, k, f)
+
+
+def attention(g: rlx.Graph, queries: Any, keys: Any, form: str) -> None:
+    """Heads side by side in rows, as projections give them."""
+    q, k, v = (
+        rlx.transpose(rlx.reshape(g.input(name, (1, count, 768)), (1, count, 12, 64)), (0, 2, 1, 3))
+        for name, count in (("q", queries), ("k", keys), ("v", keys))
+    )
+    scores = rlx.matmul(q, rlx.transpose(k, (0, 1, 3, 2))) * 0.125
+    if form == "mask":
+        scores = scores + g.input("mask", (1, 1, 1, keys))
+    y = rlx.attention(q, k, v, causal=True) if form == "causal" else rlx.matmul(rlx.softmax(scores), v)
+    g.output(rlx.reshape(rlx.transpose(y, (0, 2, 1, 3)), (1, queries, 768)))
+
+
+def rows_of() -> Iterator[Make]:
+    """Norms, softmax and means of rows."""
+    for rows in (128, rlx.Dim("rows", 1, 4096)):
+        for norm in (rlx.layer_norm, rlx.rms_norm):
+            for residual in (False, True):
+                yield lambda g, r=rows, n=norm, m=residual: norm_of(g, r, n, residual=m)
+        yield lambda g, r=rows: g.output(rlx.softmax(g.input("x", (1, r, 768))))
+    for kernel, pads in ((2, 0), (3, 1)):
+        yield lambda g, k=kernel, p=pads: pool(g, k, p)
+
+
+def norm_of(g: rlx.Graph, rows: Any, norm: Any, *, residual: bool) -> None:
+    """A norm, of a sum too."""
+    x = g.input("x", (1, rows, 768))
+    x = x + g.input("r", (1, rows, 768)) if residual else x
+    weights = [g.param("s", (768,)), *([g.param("b", (768,))] if norm is rlx.layer_norm else [])]
+    g.output(norm(x, *weights))
+
+
+def pool(g: rlx.Graph, kernel: int, pads: int) -> None:
+    """Pools behind a convolution."""
+    x = rlx.relu(rlx.conv(g.input("x", (1, 3, 56, 56)), g.param("w", (64, 3, 1, 1)), g.param("b", (64,))))
+    x = rlx.max_pool(x, kernel=(kernel, kernel), strides=(2, 2), pads=(pads,) * 4)
+    x = rlx.conv(x, g.param("w2", (64, 64, 1, 1)), g.param("b2", (64,)))
+    g.output(rlx.matmul(rlx.reshape(rlx.global_average_pool(x), (1, 64)), g.param("w3", (64, 1000))))
+
+
+def cells() -> Iterator[Make]:
+    """Recurrent layers."""
+    for op, gates in ((rlx.lstm, 4), (rlx.gru, 3)):
+        for direction, count in (("forward", 1), ("bidirectional", 2)):
+            yield lambda g, o=op, n=gates, d=direction, c=count: cell(g, o, n, d, c)
+
+
+def cell(g: rlx.Graph, op: Any, gates: int, direction: str, count: int) -> None:
+    """One layer with biases."""
+    x = g.input("x", (40, 1, 64))
+    w, r = g.param("w", (count, gates * 128, 64)), g.param("r", (count, gates * 128, 128))
+    made = op(x, w, r, g.param("b", (count, 2 * gates * 128)), optional=("bias",), direction=direction)
+    for value in made if isinstance(made, tuple) else (made,):
+        g.output(value)
+
+
+def graphs() -> Iterator[rlx.Graph]:
+    """All graphs."""
+    for family in (products, convolutions, of_bytes, attentions, rows_of, cells):
+        for number, make in enumerate(family()):
+            graph = rlx.Graph(f"{family.__name__}{number}")
+            make(graph)
+            yield graph
+
+
+def texts(level: Level) -> dict[str, Item]:
+    """What is compiled for a level, by key."""
+    found: dict[str, Item] = {}
+    backend = CpuBackend(level.target)
+
+    def add(name: str, ir: str, optimize: bool) -> None:
+        found[text_key(name, ir, optimize)] = name, ir, optimize
+
+    for graph in graphs():
+        program = stages_of(graph, backend, CompileOptions(device="cpu")).program
+        assert program is not None
+        for kernel in (*program.prepare, *program.run):
+            for code in backend.emit_kernel(kernel) if kernel.host is None and kernel.extents is None else ():
+                add(code.symbol, code.ir, code.optimize)
+                for word in code.words:
+                    if isinstance(word, Routine):
+                        add(word.symbol, word.ir, False)
+    return found
+
+
+def compiled(given: tuple[str, str, Item]) -> tuple[str, bytes]:
+    """The object of one function, or of the code of runs."""
+    name, key, item = given
+    (level,) = (level for level in LEVELS if level.name == name)
+    if item[0] in (runner_ir.RUNTIME, entry_ir.NAME):
+        return key, compile_object(item[1], optimize=item[2], target=level.target)
+    return key, compile_together([(item, symbol_of(key))], level.target)
+
+
+def made(level: Level, done: set[str], folder: Path, pool: ProcessPoolExecutor) -> str:
+    """Writes the archive of a level, without what is in `done`, which grows; what an earlier one has is kept."""
+    items = texts(level)
+    for name, ir in ((runner_ir.RUNTIME, runner_ir.runtime_ir()), (entry_ir.NAME, entry_ir.entry_ir())):
+        items[text_key(name, ir, True)] = name, ir, True
+    items = {key: item for key, item in items.items() if key not in done}
+    by = f"llvmlite {llvmlite.__version__}"
+    before = read(folder / level.path.name)
+    kept = before.places.keys() if before is not None and before.by == by else set()
+    jobs = sorted((key for key in items if key not in kept), key=lambda key: -len(items[key][1]))
+    objects = dict(pool.map(compiled, [(level.name, key, items[key]) for key in jobs]))
+    if before is not None:
+        objects |= {key: before.find(key) or b"" for key in items if key in kept}
+    data = archive_bytes(objects, by)
+    (folder / level.path.name).write_bytes(data)
+    done |= items.keys()
+    return f"{level.name}: {len(items)} functions, {len(jobs)} of them new, {len(data) >> 10} KiB\n"
+
+
+def main() -> None:
+    """Writes the archives; a level has only what no plainer one has."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where they are written")
+    parser.add_argument("--here", action="store_true", help="only the levels that this machine has")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(exist_ok=True)
+    wanted = levels_of(host().features) if arguments.here else LEVELS
+    done: set[str] = set()
+    with ProcessPoolExecutor() as pool:
+        for level in reversed(wanted):
+            sys.stdout.write(made(level, done, arguments.folder, pool))
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
