@@ -11,14 +11,13 @@ layer other experts may be in memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rlx.ir.literal import format_attribute
 from rlx.ir.shape import Size
 from rlx.kernels.expr import Expr, Load, SizeOf, loads, transform, walk
 from rlx.kernels.program import Buffer, Kernel, Program, Store
-from rlx.kernels.strategy import Strategy
 from rlx.ops.experts import GroupedMatMul
 from rlx.records import names_of, replace
 
@@ -66,8 +65,8 @@ def make_once(program: Program) -> None:
         _replace(program, same)
 
 
-def make_once_in_run(program: Program, strategy: Strategy) -> None:
-    """The same for kernels of a run that a strategy computes, between two that change what they read.
+def make_once_in_run(program: Program, chosen: Callable[[Kernel], bool]) -> None:
+    """The same for the chosen kernels of a run, between two that change what they read.
 
     Branches and loops are bounds too: what lies beyond one may not have run.
     """
@@ -78,7 +77,7 @@ def make_once_in_run(program: Program, strategy: Strategy) -> None:
         written = {b.base for b in kernel.writes()}
         if kernel.mark is not None:
             first = {}
-        elif kernel.strategy is strategy:
+        elif chosen(kernel):
             earlier = first.setdefault(_key(kernel, same), kernel)
             if earlier is not kernel:
                 same |= dict(zip(kernel.writes(), earlier.writes(), strict=True))

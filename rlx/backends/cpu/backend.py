@@ -51,7 +51,7 @@ from rlx.kernels.analysis import Fusing
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, lower_node
 from rlx.kernels.narrow import is_narrow, unknown_dtype
 from rlx.kernels.prepared import make_once, make_once_in_run
-from rlx.kernels.program import Kernel, Program
+from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.ops.control import Control
 from rlx.options import DEVICE_OPTIONS, CompileOptions
 from rlx.progress import report
@@ -171,14 +171,17 @@ class CpuBackend(CodeGenerator):
         run: list[Kernel] = []
         weights = sum(b.bound() or 0 for b in (*program.params, *program.constants))
         setting = Setting(self.target, streamed=weights >= f28.STREAMED, shared=packing == "shared")
+        copied: set[Buffer] = set()  # operands in the layout that another kernel reads
         for kernels, own in ((program.prepare, prepare), (program.run, run)):
             for kernel in kernels:
-                for made in laid_out(kernel, setting):
+                *before, last = laid_out(kernel, setting)
+                copied.update(b for k in before if k.strategy is None for b in k.writes())
+                for made in (*before, last):
                     static = bool(made.writes()) and all(b.kind == "prepared" for b in made.writes())
                     (prepare if static else own).append(made)
         program.prepare, program.run = prepare, run
         make_once(program)
-        make_once_in_run(program, ROUND)
+        make_once_in_run(program, lambda k: k.strategy is ROUND or not copied.isdisjoint(k.writes()))
         fused_depthwise.join(program)
         decode_cache.join(program)
         find_layers(program, self.target)

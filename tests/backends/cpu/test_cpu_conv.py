@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from targets import machine
 
+import rlx
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.cpu.kernels.conv import winograd
 from rlx.backends.cpu.kernels.conv.winograd_forms import FORMS, transforms
@@ -23,7 +24,7 @@ from rlx.ir.shape import Dim, Size, evaluate
 from rlx.kernels.fuse import fuse
 from rlx.kernels.lowering import Conv as Anchor
 from rlx.kernels.program import Kernel
-from rlx.ops import conv, expand, hard_swish, max_pool, relu, reshape, transpose
+from rlx.ops import conv, conv_transpose, expand, hard_swish, max_pool, relu, reshape, transpose
 from rlx.ops.layout import Expand, Slice
 from rlx.testing.guarded import GuardedRun
 
@@ -743,3 +744,45 @@ def test_an_image_of_params_and_an_open_size_is_made_in_the_run() -> None:
     g.output(made + g.input("z", (n, 16, 7, 7)), "y")
     for size in (1, 3):
         check(g, {"n": size})
+
+
+def test_an_image_in_planes_is_turned_once_for_all_that_read_it() -> None:
+    """The input of several convolutions, and that of the phases of a transposed one."""
+    rng = np.random.default_rng(3)
+    kernels = [rng.standard_normal((n, 24, 3, 3)).astype(np.float32) for n in (20, 7)]
+    g = Graph("both")
+    x = g.input("x", (1, 24, 9, 11))
+    for n, w in enumerate(kernels):
+        g.output(conv(x, g.constant(w), pads=(1, 1, 1, 1)), f"y{n}")
+    image = rng.standard_normal((1, 24, 9, 11)).astype(np.float32)
+    model = rlx.compile(g, device="cpu", cache=False)
+    assert names_of_run(model).count("channels last") == 1
+    for got, w in zip(model.run([image]), kernels, strict=True):
+        alone = Graph("one")
+        alone.output(conv(alone.input("x", image.shape), alone.constant(w), pads=(1, 1, 1, 1)), "y")
+        assert got.tobytes() == rlx.compile(alone, device="cpu", cache=False).run([image])[0].tobytes()
+    turned = Graph("transposed")
+    w = turned.constant(rng.standard_normal((24, 2, 3, 3)).astype(np.float32))
+    turned.output(conv_transpose(turned.input("x", image.shape), w, strides=(2, 2), pads=(1, 1, 1, 1)), "y")
+    assert names_of_run(rlx.compile(turned, device="cpu", cache=False)).count("channels last") == 1
+
+
+def test_an_image_that_changes_between_two_readers_is_turned_twice() -> None:
+    rng = np.random.default_rng(4)
+    weights = rng.standard_normal((5, 20, 3, 3)).astype(np.float32)
+    g = Graph("state")
+    old = g.state("s", (1, 20, 8, 8))
+    x = g.input("x", (1, 20, 8, 8))
+    g.output(conv(old, g.constant(weights)), "before")
+    new = old + x
+    g.update(old, new)
+    g.output(conv(new, g.constant(weights)), "after")
+    model = rlx.compile(g, device="cpu", cache=False)
+    image = rng.standard_normal((1, 20, 8, 8)).astype(np.float32)
+    (_, first), (second, third) = model.run([image]), model.run([image])
+    assert first.tobytes() == second.tobytes()
+    assert np.allclose(third, 2 * first, rtol=1e-4, atol=1e-4)
+
+
+def names_of_run(model: rlx.CompiledGraph) -> list[str]:
+    return [k.name for k in model.compilation.program.run]  # type: ignore[union-attr]
