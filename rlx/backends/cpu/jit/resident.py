@@ -15,7 +15,7 @@ import time
 
 __all__ = ["give_back_heap", "give_back_library", "give_back_now_and_then"]
 
-EVERY = 0.25  # seconds of compiling after which pages go that are not in use just now
+EVERY = 0.5  # seconds of compiling after which pages go that are not in use just now
 LOAD, DYNAMIC = 1, 2  # kinds of segments
 WRITABLE = 2
 TEXT_RELOCATIONS, FLAGS, TEXT_RELOCATIONS_FLAG = 22, 30, 4  # of the dynamic section
