@@ -55,7 +55,13 @@ def write_safetensors(path: Path, arrays: dict[str, Any], code: str) -> None:
 
 # ---- GGUF, by the names and keys of llama.cpp's own package
 
-OTHER_NAMES = {"mistral": "llama", "gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe"}
+OTHER_NAMES = {
+    "mistral": "llama",
+    "gemma3_text": "gemma3",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "qwen2_moe": "qwen2moe",
+}
 VOCABULARY = ["<unk>", "<s>", "</s>", "\u2581", *map(chr, range(33, 125))]  # 96 tokens, of single characters
 
 

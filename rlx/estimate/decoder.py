@@ -13,13 +13,14 @@ from rlx.compiler import legal_graph, lower_graph
 from rlx.errors import MemoryDeficit
 from rlx.estimate.calibrate import Overhead
 from rlx.estimate.graph import lowered_of
-from rlx.estimate.layers import layer_of, stand_ins
 from rlx.estimate.language import NARROWER, LanguageModelFile, Shape, kv_bytes
+from rlx.estimate.layers import layer_of, stand_ins
 from rlx.estimate.memory import Axis, MemoryEstimate, Remedy
 from rlx.ir.encoding import encoding_named
 from rlx.ir.encodings import ENCODINGS
+from rlx.models.config import Config
 from rlx.models.decoder import Decoder, build_decoder
-from rlx.models.sizes import KV_DTYPES
+from rlx.models.sizes import KV_DTYPES, cache_rows
 from rlx.models.source import open_source
 from rlx.options import CompileOptions
 from rlx.records import dataclass, replace
@@ -30,7 +31,9 @@ SIZED = ("activation", "input", "output", "state", "workspace")  # parts that de
 STEPS = (1, 16, 64, 256, 512, 1024, 2048)  # tokens of a step whose peaks are told
 
 
-def build_unread(path: str | os.PathLike[str], shape: Shape, layers: Sequence[int] | None = None) -> Decoder:
+def build_unread(
+    path: str | os.PathLike[str], shape: Shape, layers: Sequence[int] | None = None, *, lora: str = ""
+) -> Decoder:
     """The graph of its files, or of some layers, whose weights are not read.
 
     Raises `ModelFormatError` where load_llm does not take it.
@@ -43,7 +46,17 @@ def build_unread(path: str | os.PathLike[str], shape: Shape, layers: Sequence[in
         kv_dtype=shape.kv_dtype,
         sampling=True,
         layers=layers,
+        rings=True,
+        lora=lora,
     )
+
+
+def cache_bytes(config: Config, shape: Shape) -> int:
+    """The states of a decoder but for adapters: lengths, where caches of windows begin, keys and values."""
+    prefill = min(shape.prefill, shape.context)
+    rows = [cache_rows(window, shape.context, prefill, True) for window in config.windows]
+    numbers = 8 * shape.batch * (1 + (min(rows) < shape.context))
+    return numbers + 2 * kv_bytes(shape.batch * config.kv_heads * config.head_dim * sum(rows), shape.kv_dtype)
 
 
 def estimate_decoder(
@@ -66,9 +79,9 @@ def estimate_decoder(
     def plan(other: Shape) -> Grown:
         whole = decoder if other == shape else again(other, None)
         planned = _planned(whole, lambda layers: again(other, layers), backend, replace(options, dims=None), overhead)
-        return Grown(planned, other.context, other.batch)
+        return Grown(planned, other, decoder.config)
 
-    made = _Planned(file, shape, plan, decoder.config.head_dim).at(shape)
+    made = _Planned(file, shape, plan, decoder.config).at(shape)
     return replace(made, bucket_peaks=_step_peaks(plan(shape).planned, shape))
 
 
@@ -100,7 +113,7 @@ def _planned(
 
 
 def largest_context(
-    error: MemoryDeficit, path: str | os.PathLike[str], shape: Shape, options: CompileOptions
+    error: MemoryDeficit, path: str | os.PathLike[str], shape: Shape, options: CompileOptions, lora: str = ""
 ) -> tuple[int, list[Remedy]]:
     """The longest context, up to that of the shape, with which what did not fit does; 0 if there is none.
 
@@ -113,9 +126,10 @@ def largest_context(
     @cache
     def plan(context: int) -> Grown:
         other = replace(shape, context=context)
-        planned = _planned(build_unread(path, other), partial(build_unread, path, other), backend, options, Overhead(0))
+        whole = build_unread(path, other, lora=lora)
+        planned = _planned(whole, partial(build_unread, path, other, lora=lora), backend, options, Overhead(0))
         own = {f"{part}_bytes": getattr(planned, f"{part}_bytes") for part in SIZED}
-        return Grown(replace(error.estimate, **own, axes=planned.axes), context, shape.batch)
+        return Grown(replace(error.estimate, **own, axes=planned.axes), other, whole.config)
 
     remedies = list(error.remedies) or plan(shape.context).planned.remedies(error.budget_bytes)
     return _largest(plan, shape.context, error.budget_bytes), remedies
@@ -131,7 +145,7 @@ def _largest(plan: Callable[[int], Grown], asked: int, allowed: int) -> int:
     least = above.longest(allowed, asked)
     while least:
         fits = plan(least)
-        most = fits.longest(allowed, above.context)
+        most = fits.longest(allowed, above.shape.context)
         if most == least:
             break
         above = plan(most)
@@ -147,15 +161,14 @@ def _largest(plan: Callable[[int], Grown], asked: int, allowed: int) -> int:
 
 @dataclass(frozen=True)
 class Grown:
-    """A planned decoder whose cache has room for `context` tokens of `batch` sequences, with that of another room.
+    """A decoder that was planned for a shape, with a cache of another context.
 
-    The cache grows by the same bytes with each token. A run takes no more tokens than the cache has room for: below
-    that number the arena shrinks.
+    A run takes no more tokens than the cache has room for: below that number the arena shrinks.
     """
 
     planned: MemoryEstimate
-    context: int
-    batch: int
+    shape: Shape
+    config: Config
     scratch_step: float = 0  # bytes of scratch that a token more of context takes
 
     def longest(self, allowed: int, below: int) -> int:
@@ -173,13 +186,9 @@ class Grown:
             less = tokens.at(context)
             own = {f"{part}_bytes": getattr(less, f"{part}_bytes") for part in SIZED if part != "state"}
             made = replace(made, **own, axes=less.axes)
-        lengths = 8 * self.batch
-        more = math.ceil(self.scratch_step * (context - self.context))
-        return replace(
-            made,
-            state_bytes=lengths + (made.state_bytes - lengths) // self.context * context,
-            workspace_bytes=made.workspace_bytes + more,
-        )
+        more = math.ceil(self.scratch_step * (context - self.shape.context))
+        grown = cache_bytes(self.config, replace(self.shape, context=context)) - cache_bytes(self.config, self.shape)
+        return replace(made, state_bytes=made.state_bytes + grown, workspace_bytes=made.workspace_bytes + more)
 
 
 @dataclass(frozen=True)
@@ -189,7 +198,7 @@ class _Planned:
     file: LanguageModelFile
     shape: Shape
     plan: Callable[[Shape], Grown]
-    head_dim: int
+    config: Config
 
     def at(self, shape: Shape) -> MemoryEstimate:
         """The estimate; of the shape asked for it is planned, of others it follows from that."""
@@ -199,9 +208,8 @@ class _Planned:
         made = self.plan(longer).at(shape.context)
         if shape.batch != asked.batch:
             made = _scaled(made, asked.batch, shape.batch)
-        element = kv_bytes(1 << 10, shape.kv_dtype), kv_bytes(1 << 10, asked.kv_dtype)
-        lengths = 8 * shape.batch
-        state = lengths + (made.state_bytes - lengths) * element[0] // element[1]
+        state = cache_bytes(self.config, shape)
+        windows = self.config.windows
         beyond = arch.context is not None and shape.context > arch.context
         made = replace(
             made,
@@ -209,7 +217,7 @@ class _Planned:
             state_bytes=state,
             dims={"context": shape.context, "batch": shape.batch},
             kv_dtype=shape.kv_dtype,
-            kv_bytes_per_token=(state - lengths) // (shape.batch * shape.context),
+            kv_bytes_per_token=2 * kv_bytes(self.config.kv_heads * self.config.head_dim, shape.kv_dtype) * len(windows),
             notes=(*((f"the model was made for {arch.context} tokens of context",) if beyond else ()), *made.notes),
         )
         longest = max(arch.context or 0, shape.context)
@@ -225,7 +233,7 @@ class _Planned:
     def choices(self, made: MemoryEstimate, shape: Shape) -> Iterable[tuple[str, MemoryEstimate]]:
         """Other types of cache and weights."""
         for name in KV_DTYPES:
-            if name not in ENCODINGS or self.head_dim % ENCODINGS[name].block == 0:
+            if name not in ENCODINGS or self.config.head_dim % ENCODINGS[name].block == 0:
                 yield f"kv_dtype {name!r}", self.at(replace(shape, kv_dtype=name))
         for name in NARROWER:
             less = sum(t.nbytes - t.quantised(encoding_named(name)) for t in self.file.tensors)

@@ -1,4 +1,4 @@
-"""A few layers of a decoder that stand for the others, which are like them: planning these takes a fraction of the time.
+"""A few layers of a decoder that stand for the others, which are like them: planning these takes far less time.
 
 Layers are of one kind if their weights have the same shapes, formats and alignment, and they see equally far back. The
 weights of a kind, and what is packed of them, take the same bytes in each layer; what a run needs at once lies within

@@ -121,8 +121,8 @@ class Generation(Iterator[str]):
         slots, fixed = self._llm.slots, self.limits.fixed
         tokens = slots.filled[self.slot] + self.pending
         if self.limits.shifts and len(tokens) > slots.capacity:
-            self.pending = tokens[fixed:][-max((slots.capacity - fixed) // 2, 1) :]
-            slots.cut(self.slot, fixed)
+            kept = slots.cut(self.slot, fixed)
+            self.pending = tokens[kept:fixed] + tokens[fixed:][-max((slots.capacity - fixed) // 2, 1) :]
 
     def guess(self, room: int) -> list[int]:
         """Guesses of the tokens that follow the pending ones, where these may pay; at most `room`."""

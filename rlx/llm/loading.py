@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -15,7 +15,7 @@ from rlx.disk import path_of
 from rlx.errors import CompileError, MemoryDeficit, ModelFormatError, OptionError
 from rlx.llm.adapters import Chosen, Lora
 from rlx.llm.model import LanguageModel
-from rlx.models.sizes import KV_DTYPES, WANTED
+from rlx.models.sizes import CONTEXT, KV_DTYPES, WANTED
 from rlx.options import CompileOptions
 from rlx.records import names_of, replace
 from rlx.runtime.session import LoadKeywords, Session, kind_of
@@ -57,7 +57,7 @@ def load_llm(
         )
     if type(slots) is not int or not 1 <= slots <= WANTED:
         raise OptionError(f"slots={slots!r}: expected 1 to {WANTED}")
-    dims: dict[str, Any] = {"kv_dtype": kv_dtype, "sampling": 1, "batch": slots}
+    dims: dict[str, Any] = {"kv_dtype": kv_dtype, "sampling": 1, "rings": 1, "batch": slots}
     dims |= {name: value for name, value in (("context", context), ("prefill", prefill)) if value is not None}
     chosen = None if lora is None else Chosen.of(lora, path)
     if chosen is not None:
@@ -73,7 +73,7 @@ def load_llm(
 
         family_of(open_source(path))  # raises where it is no decoder, which has other options
         raise
-    made = LanguageModel(model, Path(path_of(path, "load_llm")))
+    made = LanguageModel(model, Path(path_of(path, "load_llm")), _room_of(path, context))
     if chosen is not None:
         chosen.put(model)
     if draft is not None:
@@ -82,6 +82,17 @@ def load_llm(
             load_llm(draft, context=made.context, kv_dtype=kv_dtype, prefill=prefill, slots=slots, **options)
         )
     return made
+
+
+def _room_of(path: str | os.PathLike[str], context: int | None) -> Callable[[], int]:
+    """How long a context was asked for, which the caches don't tell where all are of windows."""
+
+    def asked() -> int:
+        from rlx.models.source import open_source
+
+        return min(open_source(path).facts.number("context"), CONTEXT) if context is None else context
+
+    return asked
 
 
 def _with_largest(
@@ -95,9 +106,9 @@ def _with_largest(
 
     _, kind = kind_of(path_of(path, "load_llm"))
     file = read_gguf_model(path) if kind == ".gguf" else read_hf_model(path)
-    shape = shape_of(file, **{name: size for name, size in dims.items() if name not in ("sampling", "lora")})
+    shape = shape_of(file, **{name: size for name, size in dims.items() if name not in ("sampling", "lora", "rings")})
     own = {name: value for name, value in options.items() if name in names_of(CompileOptions) and name != "dims"}
-    largest, found = largest_context(error, path, shape, CompileOptions().with_options(own))
+    largest, found = largest_context(error, path, shape, CompileOptions().with_options(own), dims.get("lora", ""))
     hint = f"context={largest} is the largest that fits" if largest > 0 else "It fits with no context, however short"
     head, _, parts = str(error).replace(WAYS_OUT, LANGUAGE_WAYS_OUT).partition("\nremedies")
     named = [replace(r, action=r.action.replace("tokens ", "prefill ")) for r in found]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -48,11 +48,11 @@ class LanguageModel:
     end of the block.
     """
 
-    def __init__(self, model: CompiledGraph, path: Path) -> None:
+    def __init__(self, model: CompiledGraph, path: Path, context: Callable[[], int]) -> None:
         self.model, self.path = model, path
         self.stats = Stats()
         self.vocab = int(next(spec.shape[1] for spec in model.outputs if spec.name == "logits"))
-        self.slots = Slots(model, sampler_of(self.vocab))
+        self.slots = Slots(model, sampler_of(self.vocab), context)
         self.context = self.slots.capacity
         self.draft: LanguageModel | None = None
         self.drafter: SmallModel | None = None

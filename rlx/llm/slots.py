@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from rlx.ir.graph import Array
 from rlx.ir.shape import upper
 from rlx.models.sampling import Row, Sampler
+from rlx.models.sizes import SPARE
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.states import State
 
@@ -32,13 +33,22 @@ class Slots:
 
     A run takes tokens of any of the slots; what the others hold stays. Positions of a slot behind its length are of no
     meaning: a run writes rows there for every slot, as many as the longest part has, and so all slots need that room.
+
+    Caches of layers with a window may have room for fewer positions ("rings" of `build_decoder`): they hold those from
+    `starts` on, and where a run has no room there, the last `keep` are moved to the beginning first.
     """
 
-    def __init__(self, model: CompiledGraph, sampler: Sampler) -> None:
+    def __init__(self, model: CompiledGraph, sampler: Sampler, context: Callable[[], int]) -> None:
         sizes = {spec.name: spec.shape for spec in (*model.inputs, *model.outputs)}
         self.model, self.sampler = model, sampler
-        self.count, self.capacity = (int(model.states["cache.k.0"].spec.shape[axis]) for axis in (0, 2))
+        rows = {int(state.spec.shape[2]) for state in self._caches().values()}
+        self.count = int(model.states["length"].spec.shape[0])
+        moved = "start" in model.states
+        self.capacity = context() if moved and len(rows) == 1 else max(rows)
+        self.ring = min(rows) if moved else 0  # positions of caches that are moved; 0 where none is
         self.prefill, self.rows = int(upper(sizes["ids"][1]) or 1), int(upper(sizes["wanted"][0]) or 1)
+        self.keep = self.ring - self.prefill
+        self.starts = [0] * self.count
         self.filled: list[list[int]] = [[] for _ in range(self.count)]  # the tokens whose keys and values are there
         self._owners: list[weakref.ref[Any] | None] = [None] * self.count
         self._used = [0] * self.count  # when each was seated last
@@ -64,7 +74,7 @@ class Slots:
         was used least lately; a longer beginning in another slot is copied. The prompt's last token is never there.
         """
         wanted = list(prompt[:-1])
-        same = [shared(tokens, wanted) for tokens in self.filled]
+        same = [self._there(slot, shared(tokens, wanted)) for slot, tokens in enumerate(self.filled)]
         open_ = [slot for slot in range(self.count) if slot not in kept]
         free = [slot for slot in open_ if self.owner(slot) is None]
         if not free:
@@ -86,41 +96,77 @@ class Slots:
         """Ends that a generation goes on with a slot."""
         self._owners[slot] = None
 
-    def cut(self, slot: int, length: int) -> None:
-        """Forgets what is behind the first tokens of a slot."""
+    def cut(self, slot: int, length: int) -> int:
+        """Forgets what is behind the first tokens of a slot, or all of it; gives how many tokens are left.
+
+        None are where a window sees what its cache has no more.
+        """
+        length = self._there(slot, min(length, len(self.filled[slot])))
         lengths = [len(tokens) for tokens in self.filled]
         lengths[slot] = length
+        if not length:
+            self.starts[slot] = 0
         self._write_lengths(lengths)
         del self.filled[slot][length:]
+        return length
+
+    def _there(self, slot: int, length: int) -> int:
+        """The length, if all that windows see after so many tokens is in the caches; else 0."""
+        start = self.starts[slot]
+        return length if not start or length - start >= self.keep - SPARE else 0
 
     def forget(self) -> None:
         """Empties all slots."""
         self._owners = [None] * self.count
+        self.starts = [0] * self.count
         self._write_lengths([0] * self.count)
         self.filled = [[] for _ in range(self.count)]
 
     def _write_lengths(self, lengths: Sequence[int]) -> None:
         self.model.states["length"].write(np.array(lengths, np.int64))
+        if self.ring:
+            self.model.states["start"].write(np.array(self.starts, np.int64))
 
     def _copy(self, source: int, target: int, length: int) -> None:
         """Copies the first positions of a slot to another."""
         self.put_rows(target, self.filled[source][:length], self.rows_of(source, length))
 
     def rows_of(self, slot: int, length: int | None = None) -> dict[str, Array]:
-        """What the states hold of the first positions of a slot, by name."""
-        index = (slot, slice(None), slice(len(self.filled[slot]) if length is None else length))
-        return {name: state.read_rows(index) for name, state in self._caches().items()}
+        """What the states hold of the first positions of a slot, by name; of windows, what these see and some more."""
+        length = len(self.filled[slot]) if length is None else length
+        start = self.starts[slot]
+        near = slice(max(start, length - self.keep) - start, length - start)
+        return {
+            name: state.read_rows((slot, slice(None), near if self._is_moved(state) else slice(length)))
+            for name, state in self._caches().items()
+        }
 
-    def row_types(self, length: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-        """Shape and type of what `rows_of` gives for so many positions."""
-        found = {name: state.stored for name, state in self._caches().items()}
-        return {name: ((shape[1], length, shape[3]), dtype) for name, (shape, dtype) in found.items()}
+    def row_types(self, length: int, held: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and type of what `rows_of` gives for so many positions, of which caches of windows have `held`."""
+        found = {}
+        for name, state in self._caches().items():
+            shape, dtype = state.stored
+            found[name] = (shape[1], held if self._is_moved(state) else length, shape[3]), dtype
+        return found
+
+    def held(self, slot: int) -> int:
+        """How many positions of a slot `rows_of` gives of the caches of windows."""
+        length = len(self.filled[slot])
+        return min(length - self.starts[slot], self.keep) if self.ring else length
+
+    def is_enough(self, held: int, length: int) -> bool:
+        """Whether so many positions of the caches of windows are what a text of that length can go on from."""
+        if not self.ring or length < self.keep - SPARE:
+            return held == length
+        return self.keep - SPARE <= held <= min(length, self.keep)
 
     def put_rows(self, slot: int, tokens: Sequence[int], rows: Mapping[str, Array]) -> None:
         """Fills the beginning of a slot with what `rows_of` gave."""
         self.cut(slot, 0)
         for name, state in self._caches().items():
-            state.write_rows((slot, slice(None), slice(len(tokens))), rows[name])
+            state.write_rows((slot, slice(None), slice(rows[name].shape[1])), rows[name])
+            if self._is_moved(state):
+                self.starts[slot] = len(tokens) - rows[name].shape[1]
         lengths = [len(own) for own in self.filled]
         lengths[slot] = len(tokens)
         self._write_lengths(lengths)
@@ -128,6 +174,31 @@ class Slots:
 
     def _caches(self) -> dict[str, State]:
         return {name: state for name, state in self.model.states.items() if name.startswith("cache.")}
+
+    def _is_moved(self, state: State) -> bool:
+        return self.ring > 0 and int(state.spec.shape[2]) == self.ring
+
+    def _move(self, slot: int) -> None:
+        """Moves the last positions of the caches of windows to their beginning."""
+        tokens = self.filled[slot]
+        drop = len(tokens) - self.starts[slot] - self.keep
+        try:
+            for state in self._caches().values():
+                if self._is_moved(state):
+                    rows = state.read_rows((slot, slice(None), slice(drop, drop + self.keep)))
+                    state.write_rows((slot, slice(None), slice(self.keep)), rows)
+            self.starts[slot] += drop
+            self._write_lengths([len(own) for own in self.filled])
+        except BaseException:  # some caches have moved: none of it can be used
+            self._give_up(slot, 0)
+            raise
+
+    def _give_up(self, slot: int, length: int) -> None:
+        """Cuts a slot; whoever goes on with it computes the rest anew."""
+        tokens, owner = list(self.filled[slot]), self.owner(slot)
+        kept = self.cut(slot, length)
+        if owner is not None:
+            owner.pending = tokens[kept:] + owner.pending
 
     # ---- runs
 
@@ -149,10 +220,9 @@ class Slots:
         most = max(len(part) for part in parts.values())
         for slot, tokens in enumerate(self.filled):
             if slot not in parts and len(tokens) > self.capacity - most:  # it would be written over
-                owner = self.owner(slot)
-                if owner is not None:
-                    owner.pending = tokens[self.capacity - most :] + owner.pending  # computed anew when it goes on
-                self.cut(slot, self.capacity - most)
+                self._give_up(slot, self.capacity - most)
+            if self.ring and len(self.filled[slot]) - self.starts[slot] + most > self.ring:
+                self._move(slot)
         ids, counts = np.zeros((self.count, most), np.int64), np.zeros(self.count, np.int64)
         for slot, part in parts.items():
             ids[slot, : len(part)], counts[slot] = part, len(part)

@@ -51,6 +51,7 @@ def snapshot_of(llm: LanguageModel, made: Generation) -> bytes:
         "precision": llm.model.precision,
         "adapters": _adapters(llm),
         "filled": filled,
+        "held": llm.slots.held(made.slot),
         "prompt": made.prompt,
         "ids": made.ids,
         "pending": made.pending,
@@ -130,7 +131,10 @@ def _tokens(llm: LanguageModel, header: dict[str, Any], name: str) -> list[int]:
 
 def _rows(llm: LanguageModel, header: dict[str, Any], body: memoryview, length: int) -> dict[str, Array]:
     """The rows of each state, for which they must be made."""
-    wanted = llm.slots.row_types(length)
+    held = header.get("held")
+    if type(held) is not int or not llm.slots.is_enough(held, length):
+        raise OptionError("restore: its cache has another form: load the model with the context= and prefill= of then")
+    wanted = llm.slots.row_types(length, held)
     given = [{"name": n, "shape": list(shape), "dtype": str(dtype)} for n, (shape, dtype) in wanted.items()]
     if header.get("states") != given:
         raise OptionError("restore: its cache has another form: load the model with the kv_dtype= that it had then")

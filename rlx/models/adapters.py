@@ -1,9 +1,9 @@
 """LoRA adapters of language models: their files, and the room that a decoder's graph makes for them. (arXiv 2106.09685)
 
-A file is a folder of PEFT (adapter_config.json, adapter_model.safetensors) or a GGUF file of llama.cpp's. An adapter adds
-scale * B A x to a product W x; scale is alpha / r, or alpha / sqrt(r) where PEFT says so. W stays as it is stored: in
-blocks the sum could not be written back without loss, and two thin products cost r * (inputs + outputs) multiplications
-a token, so the scale can change while the model runs.
+A file is a folder of PEFT (adapter_config.json, adapter_model.safetensors) or a GGUF file of llama.cpp's. An adapter
+adds scale * B A x to a product W x; scale is alpha / r, or alpha / sqrt(r) where PEFT says so. W stays as it is stored,
+and the graph has two thin products more, r * (inputs + outputs) multiplications a token: in blocks the sum could not be
+written back without loss, and so scales can change while the model runs.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ from rlx import ops
 from rlx.errors import OptionError
 from rlx.ir.encodings import ENCODINGS
 from rlx.ir.graph import Value
-from rlx.ir.shape import Dim
+from rlx.ir.shape import Dim, upper
 from rlx.models.blocks import Blocks, Described
 from rlx.models.config import Config
+from rlx.models.sizes import cache_rows
 from rlx.models.source import Source
 from rlx.records import dataclass
 
@@ -23,13 +24,19 @@ class Room:
     capacity: int
     tokens: Dim
     kv_dtype: str = "f32"
+    rings: bool = False  # whether layers with a window keep only what it sees
+
+    def rows(self, window: int | None) -> int:
+        """Positions of the cache of a layer."""
+        return cache_rows(window, self.capacity, upper(self.tokens) or 1, self.rings)
 
 
 class CachedBlocks(Blocks):
     """The graph of a decoder while it is built.
 
     Its states are `length` [batch], the positions that are filled, and for each layer cache.k and cache.v
-    [batch, kv_heads, capacity, head_dim].
+    [batch, kv_heads, rows, head_dim]: all positions, or of a layer with a window those from `start` [batch] on, a state
+    that whoever runs the graph moves on with what is in these caches.
     """
 
     def __init__(self, source: Source, family: Described, config: Config, room: Room) -> None:
@@ -39,23 +46,28 @@ class CachedBlocks(Blocks):
         # of each token of each sequence, [batch, tokens]; and how many there are with this step's
         self.positions = ops.reshape(self.length, (room.batch, 1)) + self.iota(room.tokens)
         self.count = self.length + self.size_of(room.tokens)
+        self.start = None  # where the caches of windows begin
+        if any(room.rows(window) < room.capacity for window in config.windows):
+            self.start = self.graph.state("start", (room.batch,), "i64")
 
     def attention(self, q: Value, k: Value, v: Value, layer: int) -> Value:
         """Causal attention over the layer's cache, to which k and v are added: [batch, tokens, heads * head_dim]."""
         c = self.config
-        k, v = self._cached("cache.k", k, layer), self._cached("cache.v", v, layer)
+        moved = self.start if self.room.rows(c.windows[layer]) < self.room.capacity else None
+        k, v = self._cached("cache.k", k, layer, moved), self._cached("cache.v", v, layer, moved)
+        count = self.count if moved is None else self.count - moved
         more = [self.constant(c.attention_cap)] if c.attention_cap else []
         steps = ("softcap",) * len(more)
         window = c.windows[layer]
         y: Value = ops.attention(
-            q, k, v, *more, self.count, scale=c.scale, causal=True, counted=True, steps=steps,
+            q, k, v, *more, count, scale=c.scale, causal=True, counted=True, steps=steps,
             window=None if window is None or window >= self.room.capacity else window,
         )  # fmt: skip
         return self.joined(y)
 
-    def _cached(self, name: str, rows: Value, layer: int) -> Value:
-        c = self.config
-        kind, shape = self.room.kv_dtype, (self.room.batch, c.kv_heads, self.room.capacity, c.head_dim)
+    def _cached(self, name: str, rows: Value, layer: int, moved: Value | None) -> Value:
+        c, places = self.config, self.room.rows(self.config.windows[layer])
+        kind, shape = self.room.kv_dtype, (self.room.batch, c.kv_heads, places, c.head_dim)
         if kind in ENCODINGS:
             if c.head_dim % ENCODINGS[kind].block:
                 raise OptionError(f"kv_dtype={kind!r}: heads of {c.head_dim} elements are not whole blocks; use f16")
@@ -63,6 +75,7 @@ class CachedBlocks(Blocks):
         else:
             state = self.graph.state(f"{name}.{layer}", shape, kind)
             rows = rows if kind == "f32" else ops.cast(rows, to=kind)
-        new: Value = ops.dynamic_update_slice(state, rows, self.length, axis=2)
+        place = self.length if moved is None else self.length - moved
+        new: Value = ops.dynamic_update_slice(state, rows, place, axis=2)
         self.graph.update(state, new)
         return new

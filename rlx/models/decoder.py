@@ -52,13 +52,15 @@ def build_decoder(
     sampling: bool = False,
     layers: Sequence[int] | None = None,
     lora: str = "",
+    rings: bool = False,
 ) -> Decoder:
     """The decoder of a GGUF file or a folder with safetensors, its weights as they lie in the files.
 
     `context`: positions that the cache has room for (None: those that the model was made for, 4,096 at most);
     `prefill`: the most tokens of a sequence in one run; `kv_dtype`: of the cache, one of KV_DTYPES; `sampling`:
     with the inputs of `sampler_of`, and the outputs `sampled` [rows] (i32) and `logprob` [rows]. `layers`: these
-    layers only, for an estimate; `lora`: with room for adapters, as `rlx.models.adapters.room_for` says. Raises
+    layers only, for an estimate; `lora`: with room for adapters, as `rlx.models.adapters.room_for` says;
+    `rings`: caches of layers with a window have room for what it sees only, which `rlx.llm.slots` moves. Raises
     `ModelFormatError` and `OptionError`.
     """
     source = path if isinstance(path, Source) else open_source(path)
@@ -75,7 +77,7 @@ def build_decoder(
     capacity = min(config.context, CONTEXT) if context is None else context
     config = family.configure(config, source, capacity)
     tokens = Dim("tokens", 1, min(prefill, capacity))
-    b = CachedBlocks(source, family, config, Room(batch, capacity, tokens, kv_dtype))
+    b = CachedBlocks(source, family, config, Room(batch, capacity, tokens, kv_dtype, rings))
     _add_program(b, family, sampling, range(config.layers) if layers is None else layers)
     if layers is None:
         check_used(b)

@@ -15,7 +15,7 @@ from rlx.models.source import open_source
 
 __all__ = ["load"]
 
-DECODERS = ("context", "batch", "prefill", "kv_dtype", "sampling", "lora")  # the dims of each kind
+DECODERS = ("context", "batch", "prefill", "kv_dtype", "sampling", "lora", "rings")  # the dims of each kind
 ENCODERS = ("context", "batch", "pooling", "normalised")
 
 
