@@ -187,7 +187,10 @@ class CudaExecutable(WalkedExecutable):
         if isinstance(code, LaunchCode):
             maps = [device.encode(form.at(int(binding.words[first + form.word]), extents)) for form in code.maps]
         words = int(binding.words.ctypes.data) + 8 * first
-        device.launch(self.code.modules.function(code.symbol, function.shared), blocks, threads, words, maps, function.shared)
+        handle = self.code.modules.function(code.symbol, function.shared)
+        device.launch(
+            handle, blocks, threads, words, maps, shared=function.shared, overlaps=function.overlaps
+        )
         if self.spent is not None:
             driver().synchronize()
             self.note(number, start)
