@@ -145,7 +145,7 @@ class HostDriver:
         found = re.search(rf"\b{symbol}\(.*?\n}}\n", source.read_text(), re.DOTALL)
         if found is None:
             return None
-        waits = re.search("__syncthreads|block_|slices_|dynamic_shared", found[0]) is not None
+        waits = re.search("__syncthreads|block_|slices_|dynamic_shared|from_lane", found[0]) is not None
         bound = re.search(
             rf"__launch_bounds__\((\d+)[^)]*\)( __cluster_dims__\((\d+))?[^)]*\)? ?{symbol}\b", source.read_text()
         )

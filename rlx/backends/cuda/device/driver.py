@@ -95,7 +95,7 @@ class Driver:
 
     def restart(self) -> None:
         """No thread is at the device: for a new one, and for a forked child."""
-        self.lock = RLock()
+        self.lock, self.inside = RLock(), False
 
     # ---- calls
 
@@ -150,11 +150,16 @@ class Driver:
                 "CUDA can't be used in a process that was forked after CUDA was used: start it with the method 'spawn'"
             )
         with self.lock:
+            if self.inside:  # a block within a block of this thread
+                yield
+                return
             _ = self.stream
             self.call("cuCtxPushCurrent_v2", self._context)
+            self.inside = True
             try:
                 yield
             finally:
+                self.inside = False
                 self.call("cuCtxPopCurrent_v2", byref(c_void_p()))
 
     def reclaim(self) -> None:
