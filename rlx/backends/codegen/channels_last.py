@@ -151,7 +151,7 @@ class _Turned:
 
 
 def _turned(b: Buffer, root: Buffer | None) -> _Turned:
-    order = _order(b, b.base)
+    order = (*range(1, len(b.shape)), 0) if b.kind == "prepared" and b.shape[1] == 1 else _order(b, b.base)
     assert order is not None
     shape = tuple(b.shape[d] for d in order)
     return _Turned(Buffer(b.name, b.kind, shape, b.dtype, b.encoding, b.data, root, b.offset), order)

@@ -133,6 +133,7 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
         self.dirty = True  # params have changed since `prepare` ran
         self.room: dict[str, int] = {}
         self.dims: dict[str, int] = {}
+        self.bound_shapes: tuple[tuple[tuple[int, ...], ...], dict[str, int]] | None = None  # of the last run, as extents
         self.outputs: list[Tensor | None] | None = None
         self.spent: list[float] | None = None  # seconds of each phase, while a profile is made
 
@@ -169,6 +170,9 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
     @abstractmethod
     def wait(self) -> None:
         """Waits for all that was submitted; raises what stopped it."""
+
+    def finish(self) -> None:
+        """Waits for what `walk` has left to be waited for, if it does; raises what stopped it."""
 
     def clear(self) -> None:
         """Forgets what was submitted and did not run."""
@@ -292,6 +296,7 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
         if dim not in self.code.settable:
             raise OptionError(f"set_extent: the dim {dim!r} is decided by the data of each run")
         self.dims.pop(dim, None)
+        self.bound_shapes = None
         if extent is not None:
             self.dims[dim] = extent
 
@@ -309,12 +314,14 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
         admitted = self.admit(arrays)
         with self.taken():
             made = self.run_all(admitted)
+            self.finish()
             self.outputs = list(made)
             return self.wrap(tuple(made))
 
     def run(self, inputs: Sequence[Tensor], out: Sequence[Tensor | None], wanted: Sequence[int]) -> list[Tensor]:
         with self.taken():
             made: list[Tensor] = [array.copy() for array in self.run_all(inputs, out)]
+            self.finish()
             for number, target in enumerate(out):
                 if target is not None:
                     np.copyto(np.asarray(target), np.asarray(made[number]))
@@ -326,12 +333,10 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
     def run_all(self, inputs: Sequence[Tensor], out: Sequence[Tensor | None] = ()) -> list[Array]:
         """All outputs where the run has left them. The shapes of `out` are checked before anything is changed."""
         self.outputs = None
-        shapes = {b.name: a.shape for b, a in zip(self.program.inputs, inputs, strict=True)}
-        extents = {**self.dims, **bind_extents(self.graph, shapes)}
-        unset = [name for name in self.code.settable if name not in extents]
-        if unset:
-            raise ShapeError(f"the extent of dim {unset[0]!r} is not known: give it to set_extent")
-        check_guards(self.graph, extents)
+        shapes = tuple(a.shape for a in inputs)
+        if self.bound_shapes is None or self.bound_shapes[0] != shapes:
+            self.bound_shapes = shapes, self.extents_of(shapes)
+        extents = self.bound_shapes[1]
         check_out(self.graph, extents, out or [None] * len(self.graph.outputs))
         for root, array in zip(self.program.inputs, inputs, strict=True):
             self.bring(root, array)
@@ -354,6 +359,16 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
                 raise ShapeError(f"out for {output.name!r}: this run gave shape {array.shape}, got {target.shape}")
         self.put_fed(made)
         return made
+
+    def extents_of(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+        """What the shapes of inputs, and `set_extent`, say of the dims; guards hold."""
+        named = {b.name: shape for b, shape in zip(self.program.inputs, shapes, strict=True)}
+        extents = {**self.dims, **bind_extents(self.graph, named)}
+        unset = [name for name in self.code.settable if name not in extents]
+        if unset:
+            raise ShapeError(f"the extent of dim {unset[0]!r} is not known: give it to set_extent")
+        check_guards(self.graph, extents)
+        return extents
 
     def prepare(self) -> None:
         """Makes what depends on params only, in memory of its own: clones may still use what there was."""

@@ -82,6 +82,7 @@ class CudaExecutable(WalkedExecutable):
             self.status = MEMORY.allocate(STATUS_BYTES)
             MEMORY.fill(self.status.address, STATUS_BYTES, 0)
         self.last: Bound | None = None
+        self.waiting = False  # what was launched last may still stop with an error
         self.replay = Replay()
 
     def load(self) -> None:
@@ -150,7 +151,13 @@ class CudaExecutable(WalkedExecutable):
         super().prepare()
 
     def walk(self, binding: Binding) -> None:
-        """Launches the phases: as one graph from the second run with the same words on, where no step is the host's."""
+        """Launches the phases: as one graph from the second run with the same words on, where no step is the host's.
+
+        Those of a graph are waited for by `finish`: what follows is done meanwhile.
+        """
+        if self.waiting:  # a run that was interrupted, of which nobody asks any more
+            self.waiting = False
+            MEMORY.fill(self.status.address, STATUS_BYTES, 0)
         if binding.table is not self.code.table or not self.code.straight or self.spent is not None:
             super().walk(binding)
         else:
@@ -162,6 +169,13 @@ class CudaExecutable(WalkedExecutable):
             else:
                 words = last.words
             self.replay.run(words, self.launches(binding))
+            self.waiting = True
+            if self.fed:  # which a run that was stopped does not touch
+                self.finish()
+
+    def finish(self) -> None:
+        if self.waiting:
+            self.waiting = False
             self.wait()
 
     def launches(self, binding: Binding) -> Callable[[], None]:
@@ -187,7 +201,10 @@ class CudaExecutable(WalkedExecutable):
         if isinstance(code, LaunchCode):
             maps = [device.encode(form.at(int(binding.words[first + form.word]), extents)) for form in code.maps]
         words = int(binding.words.ctypes.data) + 8 * first
-        device.launch(self.code.modules.function(code.symbol, function.shared), blocks, threads, words, maps, function.shared)
+        handle = self.code.modules.function(code.symbol, function.shared)
+        device.launch(
+            handle, blocks, threads, words, maps, shared=function.shared, overlaps=function.overlaps
+        )
         if self.spent is not None:
             driver().synchronize()
             self.note(number, start)

@@ -145,7 +145,7 @@ class HostDriver:
         found = re.search(rf"\b{symbol}\(.*?\n}}\n", source.read_text(), re.DOTALL)
         if found is None:
             return None
-        waits = re.search("__syncthreads|block_|slices_|dynamic_shared", found[0]) is not None
+        waits = re.search("__syncthreads|block_|slices_|dynamic_shared|from_lane", found[0]) is not None
         bound = re.search(
             rf"__launch_bounds__\((\d+)[^)]*\)( __cluster_dims__\((\d+))?[^)]*\)? ?{symbol}\b", source.read_text()
         )
@@ -156,7 +156,15 @@ class HostDriver:
         assert count <= 227 << 10
 
     def launch(
-        self, function: Any, blocks: int, threads: int, words: int, maps: Sequence[bytes] = (), shared: int = 0
+        self,
+        function: Any,
+        blocks: int,
+        threads: int,
+        words: int,
+        maps: Sequence[bytes] = (),
+        *,
+        shared: int = 0,
+        overlaps: bool = False,
     ) -> None:
         launch, kernel, waits, most, cluster = function
         assert 0 < blocks < 1 << 31
@@ -210,7 +218,7 @@ class HostDriver:
     def launch_graph(self, graph: Any) -> None:
         for function, blocks, threads, words, maps, shared in graph:
             held = ctypes.create_string_buffer(words)
-            self.launch(function, blocks, threads, ctypes.addressof(held), maps, shared)
+            self.launch(function, blocks, threads, ctypes.addressof(held), maps, shared=shared)
 
     def drop(self, *, graph: Any = None, module: int | None = None) -> None:
         return

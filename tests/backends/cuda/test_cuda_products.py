@@ -133,3 +133,22 @@ def test_convolutions_of_images_with_channels_last(name: str) -> None:
     inputs = [normal((2, channels, *size), "f32")]
     (expected,) = rlx.compile(g, device="reference").run(inputs)
     assert np.abs(np.asarray(model.run(inputs)[0]) - expected).max() < 6e-3
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("dtype", "precision"), [("f32", "f32"), ("f32", "bf16"), ("bf16", "f32"), ("f16", "f32")])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_few_rows(rows: int, dtype: str, precision: str, turned: bool) -> None:
+    """Either layout of the second operand, columns and depths that end within what a block or a thread has."""
+    n, k = 328, 520
+    g = rlx.Graph("few")
+    x = g.input("x", (rows, k), dtype)
+    w = g.param("w", (n, k) if turned else (k, n), dtype, data=normal((n, k) if turned else (k, n), dtype))
+    g.output(rlx.tanh(x @ (w.T if turned else w) * 0.02), "y")
+    model = rlx.compile(g, device="cuda", precision=precision)
+    assert "uint4 four[4]" in listing(model)
+    inputs = [normal((rows, k), dtype)]
+    (expected,) = rlx.compile(g, device="reference").run(inputs)
+    (got,) = model.run(inputs)
+    close = 3e-5 if dtype == precision == "f32" else 8e-3
+    assert np.abs(got.numpy().astype(np.float32) - np.asarray(expected, np.float32)).max() < close

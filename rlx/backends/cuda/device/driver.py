@@ -95,7 +95,7 @@ class Driver:
 
     def restart(self) -> None:
         """No thread is at the device: for a new one, and for a forked child."""
-        self.lock = RLock()
+        self.lock, self.inside = RLock(), False
 
     # ---- calls
 
@@ -150,11 +150,16 @@ class Driver:
                 "CUDA can't be used in a process that was forked after CUDA was used: start it with the method 'spawn'"
             )
         with self.lock:
+            if self.inside:  # a block within a block of this thread
+                yield
+                return
             _ = self.stream
             self.call("cuCtxPushCurrent_v2", self._context)
+            self.inside = True
             try:
                 yield
             finally:
+                self.inside = False
                 self.call("cuCtxPopCurrent_v2", byref(c_void_p()))
 
     def reclaim(self) -> None:
@@ -255,16 +260,25 @@ class Driver:
             self.call("cuFuncSetAttribute", function, MOST_DYNAMIC_SHARED, c_int(count))
 
     def launch(
-        self, function: Any, blocks: int, threads: int, words: int, maps: Sequence[bytes] = (), shared: int = 0
+        self,
+        function: Any,
+        blocks: int,
+        threads: int,
+        words: int,
+        maps: Sequence[bytes] = (),
+        *,
+        shared: int = 0,
+        overlaps: bool = False,
     ) -> None:
         """Starts a kernel whose first argument lies at an address of the host, which is read now; maps follow it.
 
-        It may start before the kernel before it is done, for which it waits itself: see `RLX_WAIT` in prelude.cuh.
+        One that `overlaps` may start before the kernel before it is done, for which it waits itself: see `RLX_WAIT` in
+        prelude.cuh.
         """
         held = [ctypes.create_string_buffer(m, len(m)) for m in maps]
         arguments = (c_void_p * (1 + len(held)))(words, *(ctypes.addressof(m) for m in held))
         config = LaunchConfig(blocks, 1, 1, threads, 1, 1, shared, self.stream)
-        if self.overlaps:
+        if overlaps and self.overlaps:
             config.attributes = ctypes.pointer(LaunchAttribute(PROGRAMMATIC_SERIALIZATION, value=1))
             config.count = 1
         self.call("cuLaunchKernelEx", byref(config), function, arguments, None)

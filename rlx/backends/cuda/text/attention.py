@@ -175,10 +175,10 @@ class Printer:
             "}",
         ]
 
-    def finished(self, body: list[str], *, alone: bool = True) -> Text:
+    def finished(self, body: list[str]) -> Text:
         batch, heads, rows, _ = self.anchor.q_shape
         threads = Threads(Blocks((batch, heads), rows, self.rows), Fixed(self.threads))
-        return function_text(self.emitter, body, threads, most=self.threads, alone=alone)
+        return function_text(self.emitter, body, threads, most=self.threads, alone=True, overlaps=isinstance(self, Tensor))
 
 
 class Tensor(Printer):

@@ -303,6 +303,19 @@ class Emitter:
                 end = self.number(size, self.ranges.narrow(v))
                 heads.append(f"for ({self.kind(v)} {name} = 0; {name} < {end}; ++{name}) {{")
             return [*heads, *body, "}" * len(heads)]
+        whole = numel([size for *_, size in loops])
+        if isinstance(whole, int) and sharing.threads.isdigit() and whole <= 16 * int(sharing.threads):
+            at, turn, threads = self.fresh(), self.fresh(), int(sharing.threads)
+            return [
+                "#pragma unroll",
+                f"for (int {turn} = 0; {turn} < {-(-whole // threads)}; ++{turn}) {{",
+                f"const int {at} = {sharing.number} + {turn} * {threads};",
+                f"if ({at} < {whole}) {{",
+                *self.split(at, loops),
+                *body,
+                "}",
+                "}",
+            ]
         at, total = self.fresh(), " * ".join(self.word(size) for *_, size in loops) or "1ll"
         head = f"for (i64 {at} = {sharing.number}; {at} < {total}; {at} += {sharing.threads}) {{"
         return [head, *self.split(at, loops), *body, "}"]

@@ -50,6 +50,7 @@ class Function:
     alone: bool = False  # takes long to compile: in a module of its own, so that others are compiled beside it
     shared: int = 0  # bytes of shared memory that a launch asks for
     hopper: bool = False  # written in hopper.cuh
+    overlaps: bool = True  # a launch may start before the kernel before it is done
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +100,12 @@ def function_text(
     most: int,
     alone: bool = False,
     special: Special | None = None,
+    overlaps: bool = True,
 ) -> Text:
-    """The function of these statements; `most` threads are in a block at most."""
+    """The function of these statements; `most` threads are in a block at most.
+
+    Blocks that start early wait on the processors that are free, several on one: those that work long should not.
+    """
     words = tuple(emitter.table.words)
     assert len(words) <= WORDS, f"a kernel takes {len(words)} words"
     if special is None:
@@ -114,7 +119,7 @@ def function_text(
     name = "k" + sha256(f"{bounds} {hopper.shared} {inside}".encode()).hexdigest()[:16]
     arguments = [f"const Words<{max(len(words), 1)}> w", *(f"RLX_MAP map{n}" for n in range(len(hopper.maps)))]
     head = f"{hopper.helpers}RLX_KERNEL {bounds} {name}({', '.join(arguments)}) {{"
-    made = Function(name, f"{head}\n{inside}\n}}\n", threads, alone, hopper.shared, special is not None)
+    made = Function(name, f"{head}\n{inside}\n}}\n", threads, alone, hopper.shared, special is not None, overlaps)
     return Text(made, words, tuple(emitter.sites), hopper.maps)
 
 

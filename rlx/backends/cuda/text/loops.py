@@ -159,7 +159,10 @@ def row_text(store: Store, outer: frozenset[Var]) -> Text:
     rows = [(v, size) for v, size in loops if v in outer]
     inner = [(v, size) for v, size in loops if v not in outer]
     emitter = Emitter()
-    row = Scope(Scope(None, {}), {v: v.name for v, _ in rows}, sharing=BLOCK)
+    own = RowThreads((*(x.extents for x in walk(expr) if isinstance(x, Reduce)), tuple(s for _, s in inner)))
+    fixed = all(isinstance(s, int) for shape in own.shapes for s in shape)
+    sharing = BLOCK._replace(threads=str(own({}))) if fixed else BLOCK
+    row = Scope(Scope(None, {}), {v: v.name for v, _ in rows}, sharing=sharing)
     element = Scope(row, {v: v.name for v, _ in inner})
     apart = [emitter.split(flat, [(v, v.name, s) for v, s in part]) for flat, part in (("row", rows), ("t", inner))]
     store_line(emitter, replace(store, index=at, expr=expr), element)
@@ -170,13 +173,13 @@ def row_text(store: Store, outer: frozenset[Var]) -> Text:
         f"for (i64 row = blockIdx.x; row < {' * '.join(row_sizes) or '1ll'}; row += gridDim.x) {{",
         *apart[0],
         *row.lines,
-        f"for (i64 t = threadIdx.x; t < {' * '.join(inner_sizes) or '1ll'}; t += blockDim.x) {{",
+        *(["#pragma unroll 8"] if fixed else []),
+        f"for (i64 t = threadIdx.x; t < {' * '.join(inner_sizes) or '1ll'}; t += {sharing.threads}) {{",
         *apart[1],
         *element.lines,
         "}",
         "}",
     ]
-    shared = [x.extents for x in walk(expr) if isinstance(x, Reduce)]
     sizes = tuple(s for _, s in rows), tuple(s for _, s in inner)
-    threads = Threads(Rows(*sizes), RowThreads((*shared, sizes[1])))
+    threads = Threads(Rows(*sizes), own)
     return function_text(emitter, ["RLX_NEXT;", *body], threads, most=512)

@@ -11,6 +11,7 @@ from rlx.backends.cuda.text.form import COLUMN, ROW, K, Product, Target, Window
 from rlx.backends.cuda.text.function import Text
 from rlx.backends.cuda.text.loops import store_text
 from rlx.backends.cuda.text.maps import LINE
+from rlx.backends.cuda.text.thin import thin_text
 from rlx.backends.cuda.text.tiles import tensor_text, tile_text
 from rlx.backends.cuda.text.wgmma import wgmma_text
 from rlx.ir.dtype import DTYPES, DType
@@ -50,7 +51,10 @@ def product_text(store: Store, anchor: Contract | Conv, target: Target) -> Text:
     most = upper(rows)
     narrow = multiplied_as(anchor, acc, target.precision)
     if most is not None and most <= THIN:
-        return store_text(sums(store, anchor, acc, narrow or acc))
+        few = None
+        if isinstance(anchor, Contract) and acc.name == "f32" and anchor.zero is None and target.aligned:
+            few = thin_text(store, contraction(store, anchor, narrow or acc))
+        return few or store_text(sums(store, anchor, acc, narrow or acc))
     to = acc if narrow is None else narrow
     make = contraction(store, anchor, to) if isinstance(anchor, Contract) else windows(store, anchor, to)
     if narrow is None:
@@ -233,4 +237,16 @@ def sums(store: Store, anchor: Contract | Conv, acc: DType, to: DType) -> Store:
         group = wide // size_expr(store.extents[1] // anchor.groups)
         a, b = factors(anchor, to, image, (group, wide), names, place)
     total = Reduce("add", names, extents, Apply("mul", (_cast(a, acc), _cast(b, acc)), acc), acc)
-    return replace(store, expr=transform(store.expr, lambda x: total if isinstance(x, Acc) else None))
+    return neighbours_last(replace(store, expr=transform(store.expr, lambda x: total if isinstance(x, Acc) else None)))
+
+
+def neighbours_last(store: Store) -> Store:
+    """The store with the loop last that walks through neighbours in memory: neighbouring threads then have these."""
+    names = out_vars(len(store.extents))
+    coefs = linear_index(store.index, store.buffer.shape).coefs
+    inner = next((v for v in names if coefs.get(v) == 1), names[-1])
+    order = [*(v for v in names if v != inner), inner]
+    renamed: dict[Var, Expr] = dict(zip(order, names, strict=True))
+    extents = tuple(store.extents[names.index(v)] for v in order)
+    index = tuple(substitute_vars(i, renamed) for i in store.index)
+    return replace(store, extents=extents, index=index, expr=substitute_vars(store.expr, renamed))

@@ -456,4 +456,4 @@ def whole_text(
     ]
     batch = tuple(size for _, size in product.batch)
     threads = Threads(Tiles(batch, product.m, product.n, tile), Fixed(tile.groups * tile.threads))
-    return function_text(emitter, body, threads, most=tile.groups * tile.threads, alone=True)
+    return function_text(emitter, body, threads, most=tile.groups * tile.threads, alone=True, overlaps=False)

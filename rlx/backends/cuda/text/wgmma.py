@@ -47,6 +47,7 @@ class Tile:
     stages: int
     split: int = 1
     turns: bool = False
+    alone: bool = False  # no other block should be on its processor
 
     @property
     def groups(self) -> int:
@@ -88,7 +89,7 @@ class Tile:
         own = self.groups * self.staged if self.turns else 0
         room = (SHARED - 2048 - own) // self.stage
         alone = self.turns or tiles * self.split <= processors
-        return replace(self, stages=max(min(room, steps if steps > 1 else 2, MOST_STAGES) if alone else min(room, self.stages), 2))
+        return replace(self, alone=alone, stages=max(min(room, steps if steps > 1 else 2, MOST_STAGES) if alone else min(room, self.stages), 2))
 
     def nanoseconds(self, tiles: int, depth: int, processors: int) -> float:
         """About how long a launch takes: see `chosen`."""
@@ -207,7 +208,8 @@ class Printer:
         body += self.in_turns(where, element) if tile.turns else self.at_once(where, element)
         batch = tuple(size for _, size in product.batch)
         threads = Threads(Blocks(batch, product.m, product.n, tile, self.target.processors), Fixed(tile.threads))
-        special = Special(maps, tile.shared, tile.split, self.helpers())
+        shared = max(tile.shared, SHARED // 2 + 1) if tile.alone else tile.shared
+        special = Special(maps, shared, tile.split, self.helpers())
         return function_text(emitter, body, threads, most=tile.threads, alone=True, special=special)
 
     # ---- parts of the function
