@@ -24,6 +24,7 @@ from rlx.models.decoder import vocabulary_size
 from rlx.models.families import encoder_of
 from rlx.models.pooling import Pooling, pooling_of
 from rlx.models.source import open_source
+from rlx.models.tokenizer.numbers import token_numbers
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.session import LoadKeywords, Session, kind_of
 
@@ -137,15 +138,8 @@ class Embedder:
         most = self.context if truncate else None
         if isinstance(text, str):
             ids = self.tokenizer.encode(before + text, ends=True, most=most)
-        elif isinstance(text, Sequence) and not isinstance(text, bytes):
-            ids = [int(i) if isinstance(i, int | np.integer) and not isinstance(i, bool) else -1 for i in text]
-            ids = ids[:most]
-            wrong = next((n for n, i in enumerate(ids) if not 0 <= i < self.vocab), None)
-            if wrong is not None:
-                what = f"{text[wrong]!r:.60}"
-                raise OptionError(f"embed: text {number} has {what}, which is no token of 0 to {self.vocab - 1}")
         else:
-            raise OptionError(f"embed: text {number}: expected a text or tokens, got {type(text).__name__}")
+            ids = token_numbers(text, self.vocab, f"embed: text {number}")[:most]
         if not ids:
             raise OptionError(f"embed: text {number} has no tokens")
         if len(ids) > self.context:

@@ -25,6 +25,7 @@ from rlx.llm.speculation import SmallModel
 from rlx.llm.stats import Stats
 from rlx.llm.together import Together
 from rlx.models.sizes import sampler_of
+from rlx.models.tokenizer.numbers import token_numbers
 from rlx.progress import Watcher, reporting
 from rlx.runtime.compiled import CompiledGraph
 
@@ -335,16 +336,7 @@ class LanguageModel:
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         """The tokens of a prompt, checked."""
-        if isinstance(prompt, str):
-            ids = self.tokenize(prompt)
-        elif isinstance(prompt, bytes) or not (isinstance(prompt, Sequence | np.ndarray) and np.ndim(prompt)):
-            raise OptionError(f"prompt: expected a text or a list of tokens, got {type(prompt).__name__}")
-        else:
-            ids = [int(i) if isinstance(i, int | np.integer) and not isinstance(i, bool) else -1 for i in prompt]
-        wrong = next((at for at, i in enumerate(ids) if not 0 <= i < self.vocab), None)
-        if wrong is not None:
-            given = f"{prompt[wrong]!r:.60}"
-            raise OptionError(f"prompt: {given} is no token: expected a text, or numbers of 0 to {self.vocab - 1}")
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else token_numbers(prompt, self.vocab, "prompt")
         if not ids:
             raise OptionError("prompt: it has no tokens; a model without a BOS token needs a text to go on from")
         return ids

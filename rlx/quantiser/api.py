@@ -131,12 +131,11 @@ def quantize(
 
 
 def _measured(path: Path, wishes: Wishes, save_imatrix: str | os.PathLike[str] | None) -> Mapping[str, Importance]:
-    from rlx.quantiser.importance import CHUNK, measured, tokens_of
+    from rlx.quantiser.importance import CHUNK, measured
 
-    tokens = tokens_of(path, wishes.inputs)
-    found = measured(path, tokens, wishes.threads)
+    found, count = measured(path, wishes.inputs, wishes.threads)
     if save_imatrix is not None:
-        write_imatrix(save_imatrix, found, path.name, -(-len(tokens) // CHUNK))
+        write_imatrix(save_imatrix, found, path.name, -(-count // CHUNK))
     return found
 
 

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import rlx
-from rlx.errors import ModelFormatError, OptionError
+from rlx.errors import OptionError
 from rlx.importers.sources import read_file
 from rlx.ir.graph import Graph
 from rlx.ir.value import Value
 from rlx.models.decoder import build_decoder
 from rlx.models.tokenizer.loading import load as load_tokenizer
+from rlx.models.tokenizer.numbers import token_numbers
 from rlx.ops.contract import Gemm, MatMul
 from rlx.ops.elementwise import Cast
 from rlx.ops.layout import Reshape, Transpose
 from rlx.progress import report
 from rlx.quantiser.imatrix import Importance
 
-__all__ = ["CHUNK", "measured", "tokens_of"]
+__all__ = ["CHUNK", "measured"]
 
 CHUNK = 512  # tokens that are read at a time, each chunk by itself
 MAX_TEXT_BYTES = 1 << 28
 VIEWS = (Transpose, Cast, Reshape)
 
 
-def tokens_of(path: Path, given: Any) -> list[int]:
-    """The tokens to read: of a text file, or numbers as they are given. Raises `OptionError`."""
+def _tokens_of(path: Path, given: Any, vocab: int) -> list[int]:
+    """The tokens to read, of that many: of a text file, or numbers as they are given. Raises `OptionError`."""
     if isinstance(given, str | os.PathLike):
         if Path(given).suffix.lower() != ".txt":
             raise OptionError(f"inputs={str(given)!r}: a language model reads a .txt file, or a list of tokens")
@@ -39,24 +40,21 @@ def tokens_of(path: Path, given: Any) -> list[int]:
         except UnicodeDecodeError as error:
             raise OptionError(f"{given}: is not UTF-8: {error}") from None
         tokens = load_tokenizer(path).encode(text, ends=True)
-    elif isinstance(given, Sequence) and all(isinstance(t, int | np.integer) for t in given):
-        tokens = [int(t) for t in given]
     else:
-        raise OptionError("inputs= of a language model: expected the path of a .txt file, or a list of tokens")
+        tokens = token_numbers(given, vocab, "inputs= of a language model")
     if len(tokens) < 2:
         raise OptionError("inputs= of a language model: expected a text of two tokens and more")
     return tokens
 
 
-def measured(path: Path, tokens: Sequence[int], threads: int | None) -> dict[str, Importance]:
-    """The importance by names of tensors; of the products of layers, not of the head, which few rows go through.
+def measured(path: Path, given: Any, threads: int | None) -> tuple[dict[str, Importance], int]:
+    """The importance by names of tensors, of the text or the tokens `given`, and how many tokens these are.
 
-    Raises `ModelFormatError` for a file that is no language model, or tokens that it does not have.
+    It is of the products of layers, not of the head, which few rows go through. Raises `ModelFormatError` for a file
+    that is no language model, `OptionError` for what is no text and no tokens of the model.
     """
     decoder = build_decoder(path, context=CHUNK, prefill=CHUNK)
-    vocab = decoder.config.vocab
-    if not all(0 <= t < vocab for t in tokens):
-        raise ModelFormatError(f"{path}: has {vocab} tokens: expected numbers from 0 to {vocab - 1}")
+    tokens = _tokens_of(path, given, decoder.config.vocab)
     names = dict(_add_squares(decoder.graph))
     model = rlx.compile(decoder.graph, device="cpu", threads=threads)
     sums: dict[str, Importance] = {}
@@ -70,7 +68,7 @@ def measured(path: Path, tokens: Sequence[int], threads: int | None) -> dict[str
             old = sums.get(name)
             sums[name] = more if old is None else Importance(old.sums + more.sums, old.counts + more.counts)
         report("inputs", (start + part.size) / len(tokens))
-    return sums
+    return sums, len(tokens)
 
 
 def _add_squares(graph: Graph) -> Iterable[tuple[str, str]]:

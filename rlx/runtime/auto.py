@@ -19,7 +19,7 @@ from rlx.passes.dims import apply_dims
 from rlx.passes.precision import apply_precision
 from rlx.records import names_of
 from rlx.runtime.choice import Candidate, Decision, choose, usual_extents
-from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.compiled import CompiledGraph, compiled_graph
 from rlx.runtime.memory import ModelMemory, Resident
 from rlx.runtime.policy import DevicePolicy
 from rlx.runtime.split import Part, compile_split, copy_seconds, partition
@@ -40,7 +40,7 @@ def compile_on(graph: Graph, backend: Backend, options: CompileOptions, before: 
                 "sizes of its dims: is a size not what was meant?",
                 graph.name, kernel.label, turns, long_text(seconds),
             )  # fmt: skip
-    return CompiledGraph(made, backend.name, options, ModelMemory(admission, before))
+    return compiled_graph(made, backend.name, options, ModelMemory(admission, before))
 
 
 def compile_chosen(graph: Graph, policy: DevicePolicy, options: CompileOptions, before: Resident) -> CompiledGraph:
@@ -78,7 +78,7 @@ def _split(graph: Graph, devices: list[str], options: CompileOptions) -> Compile
     at = usual_extents(fixed, None)
     used = list(dict.fromkeys(p.device for p in parts))
     seconds = copy_seconds(parts, at, {name: ceilings_of(name, measure=False) for name in used})
-    made = CompiledGraph(compile_split(fixed, parts, options), "+".join(used), options)
+    made = compiled_graph(compile_split(fixed, parts, options), "+".join(used), options)
     decision = Decision(fixed.name, made.device, _story(parts_text(parts, at), seconds), (), at)
     made.decide = lambda: decision
     return made

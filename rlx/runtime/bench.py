@@ -18,7 +18,7 @@ from rlx.ir.fingerprint import fingerprint
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import evaluate
 from rlx.options import CompileOptions
-from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.compiled import CompiledGraph, compiled_graph
 
 __all__ = ["assumed", "measured"]
 
@@ -58,7 +58,7 @@ def measured(
             backend = backend_named(name)
             try:
                 made = compile_graph(graph, backend, options, Admission(backend, options))
-                model = opened.enter_context(CompiledGraph(made, name, options))
+                model = opened.enter_context(compiled_graph(made, name, options))
                 model.set_params(params)
                 model.run(inputs)
             except RlxError:

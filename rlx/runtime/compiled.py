@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rlx.runtime.restore import StoredCompilation
     from rlx.runtime.states import States
 
-__all__ = ["CompiledGraph", "Results"]
+__all__ = ["CompiledGraph", "Results", "compiled_graph"]
 
 KEPT_CHOICES = 256  # values of `outputs` whose positions are kept
 
@@ -115,10 +115,6 @@ class CompiledGraph(Lifetime, ExpertControl, Shown):
         self._changed: set[str] = set()  # params that were set
         self._param_types = {v.name: v.type for v in graph.params}
         self._attach(compilation.executable)
-        if graph.results:
-            from rlx.runtime.listed import ListedGraph
-
-            self.__class__ = ListedGraph
 
     @property
     def precision(self) -> str:
@@ -565,3 +561,17 @@ class CompiledGraph(Lifetime, ExpertControl, Shown):
     def joins(self) -> Joins | None:
         """How often threads wait for one another in runs at the shapes of the last one; None before, or if unknown."""
         return self._executable.joins
+
+
+def compiled_graph(
+    compilation: Compilation | StoredCompilation,
+    device: str,
+    options: CompileOptions,
+    memory: ModelMemory | None = None,
+) -> CompiledGraph:
+    """What runs a compilation: a `ListedGraph` where results are lists, or may be without an element."""
+    if not compilation.leaves.results:
+        return CompiledGraph(compilation, device, options, memory)
+    from rlx.runtime.listed import ListedGraph
+
+    return ListedGraph(compilation, device, options, memory)

@@ -12,7 +12,7 @@ from rlx.estimate.stored import StoredAdmission
 from rlx.ir.graph import Array, Graph
 from rlx.options import CompileOptions
 from rlx.records import cached_property
-from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.compiled import CompiledGraph, compiled_graph
 from rlx.runtime.container import Container
 from rlx.runtime.memory import ModelMemory, Resident
 
@@ -94,7 +94,7 @@ def restore(file: Container, chosen: CompileOptions, source: Callable[[], Graph]
     executable, leaves = restorer.restore(image, chosen)
     compilation = StoredCompilation(executable, leaves, read, make)
     compilation.memory = ModelMemory(admission, before)
-    model = CompiledGraph(compilation, device, chosen, compilation.memory)
+    model = compiled_graph(compilation, device, chosen, compilation.memory)
     model._unset.intersection_update(unset)
     model.decide = lambda: _named(source(), device)
     return model

@@ -71,8 +71,8 @@ def test_long_texts_are_refused_or_cut(embedder: Embedder) -> None:
     [
         (3, "expected a text or several, got int"),
         (b"x", "got bytes"),
-        ([3], "text 0: expected a text or tokens, got int"),
-        (["a", [2, 96]], "text 1 has 96, which is no token of 0 to 95"),
+        ([3], "text 0: expected a text or a list of tokens, got int"),
+        (["a", [2, 96]], "text 1: 96 is no token: expected a text, or numbers of 0 to 95"),
         ([[]], "text 0 has no tokens"),
     ],
 )

@@ -350,7 +350,12 @@ def test_a_text_is_read_by_the_models_own_tokens(tmp_path: Path) -> None:
     assert a.keys() == b.keys()
     for name, one in a.items():
         np.testing.assert_array_equal(one.sums, b[name].sums)
-    for given, message in (([1, 10**6], "has .* tokens"), ("t.npz", "reads a .txt"), ([1], "two tokens"), (3, "list")):
+    for given, message in (
+        ([1, 10**6], "1000000 is no token"),
+        ("t.npz", "reads a .txt"),
+        ([1], "two tokens"),
+        (3, "list"),
+    ):
         with pytest.raises(RlxError, match=message):
             rlx.quantize(path, tmp_path / "c.gguf", "q4_0", inputs=given)  # type: ignore[arg-type]
     assert not (tmp_path / "c.gguf").exists()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rlx.backends.codegen.binding import FIRST_ROOM, settable
 from rlx.errors import UnsupportedNode, UnsupportedOp
-from rlx.ir.graph import Graph
+from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Dim, symbols
+from rlx.kernels.lowering import lower_node
+from rlx.kernels.narrow import unknown_dtype
 from rlx.kernels.program import Program
+from rlx.ops.control import Control
 
-__all__ = ["check_supported"]
+if TYPE_CHECKING:
+    from rlx.backends.base import CodeGenerator
+
+__all__ = ["check_supported", "claim_of_loops"]
 
 
 def check_supported(graph: Graph, program: Program, where: str) -> None:
@@ -34,3 +42,16 @@ def check_supported(graph: Graph, program: Program, where: str) -> None:
     if found:
         lines = "".join(f"\n  {n.op} {n.name!r}: {n.reason}" for n in found)
         raise UnsupportedOp(f"graph {graph.name!r} can't be run on {where}:{lines}", found)
+
+
+def claim_of_loops(device: CodeGenerator, node: Node) -> str | None:
+    """Why a device whose kernels are all loops and anchors does not compute a node; None where it does."""
+    if isinstance(node.op, Control):
+        return None
+    lowered = lower_node(node)
+    if lowered is None:
+        return "its op has no lowering"
+    if lowered.anchor is not None and lowered.generic is None and not device.accepts_anchor(lowered.anchor, node):
+        return "only its decomposition is loops"
+    unknown = unknown_dtype(lowered, device.accepts_dtype)
+    return None if unknown is None else f"it has no code for {unknown}"

@@ -8,9 +8,9 @@ from typing import Any
 from rlx.backends.array import MemorySpace
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, Rates
 from rlx.backends.codegen.channels_last import Choice, channels_last
-from rlx.backends.codegen.check import check_supported
 from rlx.backends.cuda.layout.narrow import store_narrow
 from rlx.backends.cuda.text.attention import is_suited
+from rlx.backends.codegen.check import check_supported, claim_of_loops
 from rlx.errors import DeviceUnavailable
 from rlx.install import install_extra
 from rlx.ir.dtype import DType
@@ -18,10 +18,9 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine
 from rlx.kernels.analysis import Fusing
-from rlx.kernels.lowering import Anchor, Attention, Contract, lower_node
-from rlx.kernels.narrow import as_bytes, unknown_dtype
+from rlx.kernels.lowering import Anchor, Attention, Contract
+from rlx.kernels.narrow import as_bytes
 from rlx.kernels.program import Program
-from rlx.ops.control import Control
 from rlx.options import CompileOptions
 
 __all__ = ["CudaBackend"]
@@ -75,15 +74,7 @@ class CudaBackend(CodeGenerator):
             return DeviceMemory(*device.free_and_total())
 
     def claims(self, node: Node) -> str | None:
-        if isinstance(node.op, Control):
-            return None
-        lowered = lower_node(node)
-        if lowered is None:
-            return "its op has no lowering"
-        if lowered.anchor is not None and lowered.generic is None and not self.accepts_anchor(lowered.anchor, node):
-            return "only its decomposition is loops"
-        unknown = unknown_dtype(lowered, self.accepts_dtype)
-        return None if unknown is None else f"no code for {unknown}"
+        return claim_of_loops(self, node)
 
     def accepts_dtype(self, dtype: DType) -> bool:
         return dtype.kind in "fiub" and not as_bytes(dtype)

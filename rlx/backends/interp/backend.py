@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.backends.array import MemorySpace
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, Rates
-from rlx.backends.codegen.check import check_supported
+from rlx.backends.codegen.check import check_supported, claim_of_loops
 from rlx.backends.interp.executable import Code, InterpExecutable
 from rlx.backends.interp.memory import HOST, SPACE
 from rlx.ir.dtype import DType
@@ -18,10 +18,9 @@ from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine
 from rlx.kernels.analysis import Fusing
 from rlx.kernels.expr import Load
-from rlx.kernels.lowering import Anchor, lower_node, out_vars
-from rlx.kernels.narrow import as_bytes, unknown_dtype
+from rlx.kernels.lowering import Anchor, out_vars
+from rlx.kernels.narrow import as_bytes
 from rlx.kernels.program import Kernel, Program, Store
-from rlx.ops.control import Control
 from rlx.options import CompileOptions
 from rlx.records import replace
 
@@ -57,13 +56,7 @@ class InterpBackend(CodeGenerator):
         return DeviceMemory(None, None)
 
     def claims(self, node: Node) -> str | None:
-        if isinstance(node.op, Control):
-            return None
-        lowered = lower_node(node)
-        if lowered is None:
-            return "its op has no lowering"
-        unknown = unknown_dtype(lowered, self.accepts_dtype)
-        return None if unknown is None else f"the interpreter has no code for {unknown}"
+        return claim_of_loops(self, node)
 
     def accepts_dtype(self, dtype: DType) -> bool:
         return dtype.kind != "c" and not as_bytes(dtype)
