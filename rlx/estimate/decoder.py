@@ -13,8 +13,8 @@ from rlx.compiler import legal_graph, lower_graph
 from rlx.errors import MemoryDeficit
 from rlx.estimate.calibrate import Overhead
 from rlx.estimate.graph import lowered_of
-from rlx.estimate.layers import layer_of, stand_ins
 from rlx.estimate.language import NARROWER, LanguageModelFile, Shape, kv_bytes
+from rlx.estimate.layers import layer_of, stand_ins
 from rlx.estimate.memory import Axis, MemoryEstimate, Remedy
 from rlx.ir.encoding import encoding_named
 from rlx.ir.encodings import ENCODINGS
