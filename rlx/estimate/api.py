@@ -162,7 +162,7 @@ def _opened(
 ) -> MemoryEstimate:
     """The estimate of a source, with remedies for the sizes that `dims=` fixes."""
 
-    def again(dims: dict[str, Any] | None) -> MemoryEstimate:
+    def again(dims: Mapping[str, Any] | None) -> MemoryEstimate:
         return made_of(source, backend, replace(options, dims=dims), overhead, held)
 
     return with_fixed_axes(again(options.dims), options.dims, again)

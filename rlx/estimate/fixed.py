@@ -11,7 +11,7 @@ from rlx.records import replace
 
 __all__ = ["fixed_dims", "with_fixed_axes", "with_smaller_dims"]
 
-Again = Callable[[dict[str, Any]], MemoryEstimate]  # the estimate with other `dims`
+Again = Callable[[Mapping[str, Any]], MemoryEstimate]  # the estimate with other `dims`
 
 
 def fixed_dims(dims: Mapping[str, Any] | None) -> dict[str, int]:
@@ -26,7 +26,7 @@ def with_fixed_axes(made: MemoryEstimate, dims: Mapping[str, Any] | None, again:
         return made
 
     def opened() -> dict[str, Axis]:
-        axes = {}
+        axes: dict[str, Axis] = {}
         for name, n in fixed.items():
             try:
                 axes |= {key: axis for key, axis in again({**(dims or {}), name: (1, n)}).axes.items() if key == name}
