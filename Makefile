@@ -36,11 +36,11 @@ docs: $(VENV)/.installed-docs  ## the documentation as pages, in build/docs; wit
 	@$(VENV)/bin/sphinx-build --builder html --fail-on-warning --keep-going --quiet docs build/docs
 	@$(PY) tools/screenshots.py build/docs build/docs/screenshots
 
-wheel: $(VENV)/.installed-dev  ## the wheels rlx and rlx-runtime and the source archive, built and checked, in dist
+wheel: $(VENV)/.installed-wheel  ## the wheels rlx and rlx-runtime and the source archive, built and checked, in dist
 	@rm -rf dist
 	@$(PY) tools/prebuild.py
-	@$(PY) -m build --outdir dist . >/dev/null
-	@$(PY) -m build --wheel --outdir dist packaging/runtime >/dev/null
+	@for part in "." "--wheel packaging/runtime"; do $(PY) -m build --outdir dist $$part >build.log 2>&1 || { cat build.log; exit 1; }; done
+	@rm build.log
 	@$(PY) -m twine check --strict dist/*
 
 bench: $(VENV)/.installed-bench models  ## side by side with the other runtimes (BENCH_ARGS=...; installs them: 2 GB)
@@ -68,6 +68,10 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing rlx and its development tools into $(VENV) (once, a minute or two)"
 	@$(PIP) install --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-wheel: | $(VENV)/bin/python
+	@$(PIP) install 'build>=1.2,<2' 'twine>=6,<8'
+	@touch $@
 
 $(VENV)/.installed-docs: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing rlx and what its documentation is built with into $(VENV) (once, about a minute)"

@@ -286,7 +286,7 @@ class PastAdmission(Admission):
         unknown = isinstance(asked, CarefulAdmission) and asked.lowered is None and extents != {}
         made = None if unknown else asked.predicted(extents)
         self.model, self.overhead = asked.model, asked.overhead
-        self.made = None if made is None else replace(made, axes={}, choices=None)  # these hold the graph
+        self.made = None if made is None else replace(made, axes={}, choices=None, opened=None)  # these hold the graph
 
     def predicted(self, extents: Mapping[str, int] | None) -> MemoryEstimate | None:
         return self.made

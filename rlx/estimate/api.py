@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -16,6 +16,7 @@ from rlx.boundary import bounded
 from rlx.disk import MAGIC, is_artifact, path_of, read_regular
 from rlx.errors import CompileError, DeviceUnavailable, ModelFormatError, OptionError
 from rlx.estimate.calibrate import Overhead, overhead_of
+from rlx.estimate.fixed import with_fixed_axes
 from rlx.estimate.language import (
     LanguageModelFile,
     Shape,
@@ -73,23 +74,21 @@ def estimate(
     language: dict[str, Any] = {"context": context, "batch": batch, "kv_dtype": kv_dtype, "prefill": prefill}
     given = {name: value for name, value in language.items() if value is not None}
     if isinstance(model, Graph):
-        from rlx.estimate.graph import estimate_graph  # brings the compiler, which headers alone don't need
-
         _refuse(given, "a graph")
-        return estimate_graph(model, choose_backend(name), chosen, _overhead(overhead, name), held=weights)
+        return _opened(_graph, model, choose_backend(name), chosen, _overhead(overhead, name), weights)
     if not isinstance(model, str | os.PathLike) or example_inputs is not None or dynamic_shapes is not None:
         from rlx.importers.objects import model_bytes
 
         data = model_bytes(model, example_inputs, dynamic_shapes, "estimate")
         kind_of_bytes(data)
         _refuse(given, "a model in memory, whose sizes are given by dims=")
-        return _onnx(data, choose_backend(name), chosen, _overhead(overhead, name), weights)
+        return _opened(_onnx, data, choose_backend(name), chosen, _overhead(overhead, name), weights)
     path = Path(path_of(model, "estimate"))
     ending = _ending(path)
     if ending in (".onnx", ".rlx"):
         _refuse(given, f"{path.name}, whose sizes are given by dims=")
         own, backend = _overhead(overhead, name), choose_backend(name)
-        return (_onnx if ending == ".onnx" else _text)(path, backend, chosen, own, weights)
+        return _opened(_onnx if ending == ".onnx" else _text, path, backend, chosen, own, weights)
     if dims is not None:
         raise OptionError(f"dims={dims!r}: {path.name} is a language model: give context= and batch=")
     if weights is not None:
@@ -151,6 +150,30 @@ def _ending(path: Path) -> str:
     if is_onnx(head):
         return ".onnx"
     raise ModelFormatError(f"{path}: is no model that is known: expected .onnx, .gguf, .safetensors or .rlx")
+
+
+def _opened(
+    made_of: Callable[..., MemoryEstimate],
+    source: Any,
+    backend: Any,
+    options: CompileOptions,
+    overhead: Overhead,
+    held: Mapping[str, Any] | None,
+) -> MemoryEstimate:
+    """The estimate of a source, with remedies for the sizes that `dims=` fixes."""
+
+    def again(dims: Mapping[str, Any] | None) -> MemoryEstimate:
+        return made_of(source, backend, replace(options, dims=dims), overhead, held)
+
+    return with_fixed_axes(again(options.dims), options.dims, again)
+
+
+def _graph(
+    graph: Graph, backend: Any, options: CompileOptions, overhead: Overhead, held: Mapping[str, Any] | None
+) -> MemoryEstimate:
+    from rlx.estimate.graph import estimate_graph  # brings the compiler, which headers alone don't need
+
+    return estimate_graph(graph, backend, options, overhead, held=held)
 
 
 def _text(

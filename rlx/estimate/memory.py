@@ -91,6 +91,7 @@ class MemoryEstimate:
     experts: ExpertTotals | None = None
     notes: tuple[str, ...] = ()
     axes: Mapping[str, Axis] = field(default_factory=dict, repr=False, compare=False)
+    opened: Callable[[], Mapping[str, Axis]] | None = field(default=None, repr=False, compare=False)  # of fixed dims
     choices: Callable[[], Iterable[tuple[str, MemoryEstimate]]] | None = field(default=None, repr=False, compare=False)
 
     # ---- sizes
@@ -230,7 +231,7 @@ class MemoryEstimate:
         """What would make it smaller, each with the bytes it saves; those that are enough come first."""
         allowed = parse_bytes(budget)
         found = []
-        for name, axis in self.axes.items():
+        for name, axis in {**self.axes, **(self.opened() if self.opened is not None else {})}.items():
             if axis.current <= axis.low:
                 continue
             size = self._largest(axis, allowed)
@@ -397,4 +398,4 @@ def remedy_lines(remedies: Iterable[Remedy]) -> list[str]:
     shown = [
         f"  saves {bytes_text(r.saves):>12}  {r.action}{'' if r.fits else ' (not enough alone)'}" for r in remedies
     ]
-    return ["remedies", *(shown or ["  none known: raise the budget or take a smaller model"])]
+    return ["remedies", *(shown or ["  raise the budget, or take a smaller model: no size of this one can be less"])]

@@ -87,7 +87,7 @@ def _of_file(path: Path, names: Sequence[str]) -> Mapping[str, Array]:
         entries = {entry.removesuffix(".npy"): entry for entry in bundle.namelist()}
         missing = next((name for name in names if name not in entries), None)
         if missing is not None:
-            raise no_such("array", missing, entries, f" in {path}: it needs one for each input")
+            raise no_such("array", missing, entries, "; each input needs one", call=str(path))
         return {name: npy_array(bundle, entries[name]) for name in names}
 
 

@@ -14,7 +14,7 @@ from rlx.backends import BACKENDS, check_options, choose_backend
 from rlx.backends.base import Backend
 from rlx.boundary import bounded, bounded_class
 from rlx.disk import MAGIC, is_artifact, path_of, read_regular
-from rlx.errors import CompileError, ModelFormatError, OptionError, UndecidedInputs
+from rlx.errors import CompileError, MemoryDeficit, ModelFormatError, OptionError, UndecidedInputs
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import collect_files, identity_of
 from rlx.options import CompileOptions, Options
@@ -301,13 +301,25 @@ class Session:
 
         admit = Admission(_bring_device(chosen), chosen).weights
         before = Resident.read()
-        with collect_files() as files:
-            graph = import_graph(path, kind, chosen.dims, admit, values)
-        graph = _transformed(graph, transform)
-        model = self._compile_shared(graph, settled, rules, before, registry, tracked=False)
+        try:
+            with collect_files() as files:
+                graph = import_graph(path, kind, chosen.dims, admit, values)
+            graph = _transformed(graph, transform)
+            model = self._compile_shared(graph, settled, rules, before, registry, tracked=False)
+        except MemoryDeficit as error:
+            raise self._with_remedies(error, path, kind, chosen) from None
         if cache is not None and isinstance(path, Path):
             cache.keep(path, chosen, model, files)
         return model
+
+    def _with_remedies(self, error: MemoryDeficit, path: Any, kind: str, chosen: CompileOptions) -> MemoryDeficit:
+        """The error of a load; where `dims=` fixed sizes, with what less of them would save of the budget."""
+        from rlx.estimate.fixed import fixed_dims, with_smaller_dims
+
+        if kind != ".onnx" or chosen.budget_bytes is None or not fixed_dims(chosen.dims):
+            return error
+        own = {name: getattr(chosen, name) for name in names_of(CompileOptions)}
+        return with_smaller_dims(error, lambda: self.estimate(path, **own))
 
     def estimate(self, model: Source, **options: Any) -> MemoryEstimate:
         """What a graph or model file will take in memory, with this session's options; see `rlx.estimate`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +188,23 @@ def test_remedies_save_what_they_say() -> None:
     copy = next(r for r in deficit.remedies if r.action.startswith("no packing copy"))
     assert not copy.fits
     assert copy.action in str(deficit)
+
+
+def test_remedies_name_sizes_that_the_caller_fixed(tmp_path: Path) -> None:
+    """dims={"batch": 64} could be less: of graphs and files, estimated and loaded; what is named fits."""
+    path = rlx.demo.path("digits")
+    for made in (lambda n: estimate(mlp(), dims={"batch": n}), lambda n: rlx.estimate(path, "cpu", dims={"batch": n})):
+        found, budget = made(64), made(20).own.peak_bytes
+        (remedy,) = [r for r in found.remedies(budget) if r.action.startswith("batch")]
+        size = int(re.findall(r"^batch at most (\d+)$", remedy.action)[0])
+        assert 1 < size <= 20
+        assert remedy.fits
+        assert made(size).fits(budget)
+        assert remedy.saves > 0
+    with pytest.raises(MemoryDeficit, match=r"batch at most \d+$") as loaded:
+        rlx.load(path, device="cpu", dims={"batch": 64}, budget=budget)
+    assert [r.action for r in loaded.value.remedies if r.fits] == [remedy.action]
+    assert not [r for r in made(1).remedies(1) if r.action.startswith("batch")]
 
 
 def test_weights_that_a_registry_holds_are_listed_apart() -> None:
