@@ -2,8 +2,9 @@
 
 Every runtime runs each model in a process of its own. Processes are started one after the other, which gives the time
 from a fresh process to its first answer and the peak memory; rlx starts twice, with an empty cache and with what that
-start left there. Its checkout is given what a wheel has: compiled Python, and the code of tools/prebuild.py. Then all are stopped, and in each round every one in turn is woken for a slot, in changing order:
-an idle runtime takes no time from the one that is measured. A slot in which other processes were busy is left out
+start left there. Its checkout is given what a wheel has: compiled Python, and the code of tools/prebuild.py. Then all
+are stopped, and in each round every one in turn is woken for a slot, in changing order: an idle runtime takes no time
+from the one that is measured. A slot in which other processes were busy is left out
 where enough are left; the row is marked with `~` where not.
 
 The ratio is the best other runtime's median over ours: above 1, rlx is ahead. Work is counted on rlx's graph of the

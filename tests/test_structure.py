@@ -297,7 +297,7 @@ LARGE_FOLDERS = {
     "rlx/backends/cpu/kernels/conv": 21, "rlx/ops": 43, "rlx/passes": 21, "rlx/runtime": 32,
 }  # fmt: skip
 LONG_FILES = {
-    "rlx/backends/cpu/llvm/builder.py": 681,
+    "rlx/backends/cpu/llvm/builder.py": 648,
     "rlx/backends/cpu/native/pool_ir.py": 708,
     "rlx/importers/onnx/model.py": 614, "rlx/importers/onnx/scope.py": 610, "rlx/ir/shape.py": 645,
     "rlx/ops/elementwise.py": 602, "rlx/ops/layout.py": 608, "rlx/testing/cases.py": 619,
