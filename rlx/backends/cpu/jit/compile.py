@@ -90,9 +90,9 @@ def target_machine(target: Target | None = None, *, jit: bool = False) -> Any:
     target = target or host()
     # LLVM's loader may put constants far from code; ours never does.
     reloc, codemodel = ("pic", "small") if loads_itself() else ("default", "jitdefault")
-    machine: dict[str, Any] = {"cpu": target.cpu, "features": target.features, "opt": 3, "reloc": reloc}
-    machine |= {"codemodel": codemodel, "jit": jit or reloc == "default"}
-    return llvm().Target.from_triple(target.triple).create_target_machine(**machine)
+    create = llvm().Target.from_triple(target.triple).create_target_machine
+    jit = jit or reloc == "default"
+    return create(cpu=target.cpu, features=target.features, opt=3, reloc=reloc, codemodel=codemodel, jit=jit)
 
 
 @functools.cache
