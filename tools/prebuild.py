@@ -50,6 +50,11 @@ ROWS = (1, 7, 128, rlx.Dim("rows", 1, 4096))
 ENCODINGS = ("q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k")
 
 
+def of(function: Callable[..., None], *given: Any, **named: Any) -> Make:
+    """What makes a graph by that function."""
+    return lambda g: function(g, *given, **named)
+
+
 def product(g: rlx.Graph, rows: Any, k: int, n: int, after: str, *, bias: bool, more: str, dtype: str = "f32") -> None:
     """x @ w, a bias, an activation, a residual before or after it."""
     x = g.input("x", (rows, k), dtype)
@@ -65,18 +70,18 @@ def products() -> Iterator[Make]:
     for rows in ROWS:
         for k, n in ((256, 384), (768, 3072), (3000, 1000)):
             for bias in (False, True):
-                yield lambda g, r=rows, k=k, n=n, b=bias: product(g, r, k, n, "nothing", bias=b, more="")
+                yield of(product, rows, k, n, "nothing", bias=bias, more="")
         for after in AFTER:
-            yield lambda g, r=rows, a=after: product(g, r, 256, 384, a, bias=True, more="")
+            yield of(product, rows, 256, 384, after, bias=True, more="")
         for more in ("before", "after"):
-            yield lambda g, r=rows, m=more: product(g, r, 256, 384, "nothing", bias=True, more=m)
+            yield of(product, rows, 256, 384, "nothing", bias=True, more=more)
         for dtype in ("f16", "bf16", "f64"):
-            yield lambda g, r=rows, d=dtype: product(g, r, 256, 384, "nothing", bias=True, more="", dtype=d)
+            yield of(product, rows, 256, 384, "nothing", bias=True, more="", dtype=dtype)
         for encoding in ENCODINGS:
             for precision in ("f32", "q8"):
-                yield lambda g, r=rows, e=encoding, p=precision: encoded(g, r, e, p)
+                yield of(encoded, rows, encoding, precision)
     for turned in (False, True):
-        yield lambda g, t=turned: of_inputs(g, turned=t)
+        yield of(of_inputs, turned=turned)
 
 
 def encoded(g: rlx.Graph, rows: Any, encoding: str, precision: str) -> None:
@@ -116,17 +121,17 @@ def convolutions() -> Iterator[Make]:
     activations = ("nothing", "relu", "relu6", "silu", "hard_swish", "leaky_relu")
     for after in activations:
         for kernel, stride in ((1, 1), (1, 2), (3, 1), (3, 2), (5, 1), (7, 2)):
-            yield lambda g, k=kernel, s=stride, a=after: convolution(g, 64, 96, k, s, 1, a)
+            yield of(convolution, 64, 96, kernel, stride, 1, after)
         for kernel, stride in ((3, 1), (3, 2), (5, 1), (5, 2)):
-            yield lambda g, k=kernel, s=stride, a=after: convolution(g, 96, 96, k, s, 96, a)
+            yield of(convolution, 96, 96, kernel, stride, 96, after)
         for kernel in (3, 7):
-            yield lambda g, k=kernel, a=after: convolution(g, 3, 32, k, 2, 1, a)
+            yield of(convolution, 3, 32, kernel, 2, 1, after)
     for more in ("before", "after"):
         for after in ("nothing", "relu"):
             for kernel in (1, 3):
-                yield lambda g, k=kernel, a=after, m=more: convolution(g, 64, 64, k, 1, 1, a, m)
-    yield lambda g: convolution(g, 64, 64, 3, 1, 8, "relu")
-    yield lambda g: convolution(g, 64, 2, 1, 1, 1, "nothing")
+                yield of(convolution, 64, 64, kernel, 1, 1, after, more)
+    yield of(convolution, 64, 64, 3, 1, 8, "relu")
+    yield of(convolution, 64, 2, 1, 1, 1, "nothing")
     yield signal
 
 
@@ -143,7 +148,8 @@ def bytes_of(g: rlx.Graph, kernel: int, stride: int, groups: int, after: str) ->
     groups = 64 if groups > 1 else 1
 
     def quantised(x: Value) -> Value:
-        return rlx.ops.quantize(x, g.constant(np.float32(0.02)), g.constant(np.uint8(3)), to=DTYPES["u8"])
+        made: Value = rlx.ops.quantize(x, g.constant(np.float32(0.02)), g.constant(np.uint8(3)), to=DTYPES["u8"])
+        return made
 
     def bare(x: Value, scale: float, zero: Any) -> Value:
         return rlx.dequantize(x, g.constant(np.float32(scale)), g.constant(zero))
@@ -164,14 +170,14 @@ def of_bytes() -> Iterator[Make]:
     """Convolutions of bytes."""
     for after in ("nothing", "relu"):
         for kernel, stride, groups in ((1, 1, 1), (3, 1, 1), (3, 2, 1), (3, 1, 64), (3, 2, 64)):
-            yield lambda g, k=kernel, s=stride, n=groups, a=after: bytes_of(g, k, s, n, a)
+            yield of(bytes_of, kernel, stride, groups, after)
 
 
 def attentions() -> Iterator[Make]:
     """Attention over all keys, to earlier ones, with a mask, and of one query."""
     for queries, keys in ((128, 128), (1, 512), (rlx.Dim("s", 1, 4096),) * 2):
         for form in ("plain", "causal", "mask"):
-            yield lambda g, q=queries, k=keys, f=form: attention(g, q, k, f)
+            yield of(attention, queries, keys, form)
 
 
 def attention(g: rlx.Graph, queries: Any, keys: Any, form: str) -> None:
@@ -192,10 +198,15 @@ def rows_of() -> Iterator[Make]:
     for rows in (128, rlx.Dim("rows", 1, 4096)):
         for norm in (rlx.layer_norm, rlx.rms_norm):
             for residual in (False, True):
-                yield lambda g, r=rows, n=norm, m=residual: norm_of(g, r, n, residual=m)
-        yield lambda g, r=rows: g.output(rlx.softmax(g.input("x", (1, r, 768))))
+                yield of(norm_of, rows, norm, residual=residual)
+        yield of(softmax, rows)
     for kernel, pads in ((2, 0), (3, 1)):
-        yield lambda g, k=kernel, p=pads: pool(g, k, p)
+        yield of(pool, kernel, pads)
+
+
+def softmax(g: rlx.Graph, rows: Any) -> None:
+    """Of scores."""
+    g.output(rlx.softmax(g.input("x", (1, rows, 768))))
 
 
 def norm_of(g: rlx.Graph, rows: Any, norm: Any, *, residual: bool) -> None:
@@ -218,7 +229,7 @@ def cells() -> Iterator[Make]:
     """Recurrent layers."""
     for op, gates in ((rlx.lstm, 4), (rlx.gru, 3)):
         for direction, count in (("forward", 1), ("bidirectional", 2)):
-            yield lambda g, o=op, n=gates, d=direction, c=count: cell(g, o, n, d, c)
+            yield of(cell, op, gates, direction, count)
 
 
 def cell(g: rlx.Graph, op: Any, gates: int, direction: str, count: int) -> None:
@@ -283,7 +294,7 @@ def made(level: Level, done: set[str], folder: Path, pool: ProcessPoolExecutor) 
         objects |= {key: before.find(key) or b"" for key in items if key in kept}
     data = archive_bytes(objects, by)
     (folder / level.path.name).write_bytes(data)
-    done |= items.keys()
+    done.update(items)
     return f"{level.name}: {len(items)} functions, {len(jobs)} of them new, {len(data) >> 10} KiB\n"
 
 

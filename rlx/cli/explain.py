@@ -106,9 +106,18 @@ def plan_at(
 @compile_options
 @click.option("--stage", type=click.Choice(STAGES), default="summary", show_default=True)
 @click.option("--why", is_flag=True, help="With --stage kernels: why other strategies were not taken.")
+@click.option("--compile-time", is_flag=True, help="Compile with an empty cache and print what takes how long.")
 @click.option("--preflight", is_flag=True, help="Only say whether the file can be imported, and what it needs.")
 @json_option
-def explain(model: Path, stage: str, why: bool, preflight: bool, as_json: bool, **options: Any) -> None:
+def explain(
+    model: Path, stage: str, why: bool, compile_time: bool, preflight: bool, as_json: bool, **options: Any
+) -> None:
+    if compile_time:
+        from rlx.cli.compile_time import compile_time as measured
+
+        found = measured(model, options)
+        print_json(found) if as_json else click.echo(found["text"])
+        return
     if preflight:
         from rlx.importers.onnx import preflight as look
         from rlx.runtime.session import kind_of

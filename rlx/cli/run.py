@@ -16,6 +16,7 @@ from rlx.cli.options import InputSpec, compile_options, dims_of, input_options, 
 from rlx.cli.show import loading, print_json, working
 from rlx.errors import OptionError, RlxError
 from rlx.ir.graph import Array
+from rlx.progress import Watcher
 from rlx.records import replace
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.policy import policy_of
@@ -76,10 +77,13 @@ def replay_runs(compiled: CompiledGraph, path: Path, as_json: bool) -> None:
         raise click.ClickException(f"output {name!r} of run {run} differs from the recording")
 
 
-def load_model(path: Path, options: dict[str, Any], needs: Mapping[str, str] | None = None) -> CompiledGraph:
+def load_model(
+    path: Path, options: dict[str, Any], needs: Mapping[str, str] | None = None, watcher: Watcher | None = None
+) -> CompiledGraph:
     """`rlx.load` with the options of `compile_options`, on a device that has each capability that a flag needs.
 
-    `needs` names the flag of each. Raises `OptionError` where the device that is named lacks one.
+    `needs` names the flag of each; `watcher` is told of progress in the place of a bar. Raises `OptionError` where the
+    device that is named lacks one.
     """
     dims = dims_of(options["dims"]) or None
     values = {n: read_array(given, "--value") if isinstance(given, Path) else given for n, given in options["values"]}
@@ -93,7 +97,7 @@ def load_model(path: Path, options: dict[str, Any], needs: Mapping[str, str] | N
                 f"{flag}: device {device!r} does not offer {need!r}; `rlx devices` lists what each offers"
             )
     with loading(f"compiling {path.name}") as told:
-        return rlx.load(path, **{**options, "dims": dims, "values": values or None, "progress": told})
+        return rlx.load(path, **{**options, "dims": dims, "values": values or None, "progress": watcher or told})
 
 
 def run_once(compiled: CompiledGraph, inputs: Inputs) -> dict[str, Array]:

@@ -63,6 +63,7 @@ def rlx_json(*args: object) -> Any:
         (["plan", MODEL], {"at", "totals", "buffers", "rows"}),
         (["explain", MODEL], {"stage", "text", "inputs", "outputs", "memory"}),
         (["explain", MODEL, "--stage", "dispatch"], {"nodes"}),
+        (["explain", MODEL, "--compile-time", "--device", "cpu"], {"stages", "emitted", "modules", "text"}),
         (["explain", MODEL, "--preflight"], {"ok", "missing", "weights"}),
         (["verify", MODEL, "--tolerance", "f32=1e-4"], {"ok", "first_bad", "tolerances", "outputs", "nodes"}),
         (["devices"], {"auto", "devices"}),

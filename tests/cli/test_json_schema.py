@@ -84,6 +84,7 @@ CASES: list[tuple[list[str], str]] = [
     (["explain", MODEL, "--device", "cpu"], "Explain"),
     (["explain", MODEL, "--stage", "dispatch"], "Explain"),
     (["explain", MODEL, "--stage", "kernels"], "Explain"),
+    (["explain", MODEL, "--compile-time", "--device", "cpu"], "CompileTime"),
     (["explain", MODEL, "--preflight"], "Preflight"),
     (["verify", MODEL], "Verify"),
     (["verify", "{nan}"], "Verify"),

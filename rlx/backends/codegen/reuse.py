@@ -10,9 +10,11 @@ the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from time import thread_time
 from typing import Any
 
 from rlx.backends.codegen.arguments import Argument, KernelCode, Pointer
+from rlx.code_times import Emitted, times
 from rlx.ir.shape import Dim
 from rlx.kernels.expr import Const, Var
 from rlx.kernels.program import Buffer, Kernel
@@ -87,20 +89,31 @@ class Reuse:
     def __init__(self, emit: Callable[[Kernel], list[KernelCode]]) -> None:
         self.emit = emit
         self.emitted = 0
+        self.times = times()
         self.known: dict[tuple[Hashable, ...], tuple[Form, list[KernelCode]]] = {}
 
     def __call__(self, kernel: Kernel) -> list[KernelCode]:
         if kernel.special is not None or kernel.mark is not None:
-            self.emitted += 1
-            return self.emit(kernel)
+            return self._emit(kernel)
         form = Form(kernel)
         if form.key not in self.known:
-            self.emitted += 1
-            self.known[form.key] = form, self.emit(kernel)
+            self.known[form.key] = form, self._emit(kernel)
             return self.known[form.key][1]
+        if self.times is not None:
+            self.times.alike += 1
         first, codes = self.known[form.key]
         moved = dict(zip(first.buffers, form.buffers, strict=True))
         return [replace(code, words=tuple(_moved(word, moved) for word in code.words)) for code in codes]
+
+    def _emit(self, kernel: Kernel) -> list[KernelCode]:
+        self.emitted += 1
+        begun = thread_time()
+        made = self.emit(kernel)
+        if self.times is not None:
+            names = tuple(code.symbol for code in made)
+            text = sum(len(code.ir) for code in made)
+            self.times.emitted.append(Emitted(kernel.how, names, text, thread_time() - begun))
+        return made
 
 
 def _moved(word: Argument, moved: Mapping[Buffer, Buffer]) -> Argument:

@@ -9,9 +9,11 @@ from rlx.cli.schema.parts import (
     Ceilings,
     Clones,
     Comparison,
+    CompiledModule,
     Decision,
     Device,
     Dispatched,
+    EmittedKernel,
     ExampleModel,
     Experts,
     Extents,
@@ -135,6 +137,19 @@ class Explain(Output):
     memory: NotRequired[Needs]
     decision: NotRequired[Decision | None]
     nodes: NotRequired[list[Dispatched]]  # of the stage dispatch
+
+
+class CompileTime(Output):
+    """`rlx explain --compile-time`."""
+
+    device: str
+    stages: dict[str, float]  # seconds by stage; "start" is the process and its imports
+    kernels: int
+    alike: int  # kernels that took the text of another
+    emitted: list[EmittedKernel]
+    modules: list[CompiledModule]
+    came: list[str]  # functions whose machine code came with rlx
+    text: str  # what the command prints without --json
 
 
 class Preflight(Output):
@@ -304,7 +319,7 @@ OUTPUTS: dict[str, tuple[type, ...]] = {
     "bench": (Bench,),
     "estimate": (Estimate,),
     "plan": (PlanOutput,),
-    "explain": (Explain, Preflight),
+    "explain": (Explain, CompileTime, Preflight),
     "verify": (Verify, VerifyTruth),
     "profile": (Profile,),
     "report": (Report,),

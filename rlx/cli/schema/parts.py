@@ -10,10 +10,12 @@ __all__ = [
     "Ceilings",
     "Clones",
     "Comparison",
+    "CompiledModule",
     "Decision",
     "Device",
     "DeviceMemory",
     "Dispatched",
+    "EmittedKernel",
     "ExampleModel",
     "Experts",
     "Extents",
@@ -494,3 +496,21 @@ class CachePart(TypedDict):
 
     files: int
     bytes: int
+
+
+class EmittedKernel(TypedDict):
+    """The text of a kernel."""
+
+    how: str  # it is computed
+    functions: list[str]
+    text: int  # characters
+    seconds: float
+
+
+class CompiledModule(TypedDict):
+    """Functions that LLVM compiled together."""
+
+    functions: list[str]
+    kinds: list[str]  # how their kernels are computed; the names of routines
+    text: int  # characters
+    seconds: dict[str, float]  # of a thread, by step: "parse", "passes", "code"

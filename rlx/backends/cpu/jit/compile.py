@@ -31,6 +31,7 @@ from rlx.backends.cpu.jit.prebuilt import archives_of, symbol_of
 from rlx.backends.cpu.jit.resident import give_back_heap, give_back_library, give_back_now_and_then
 from rlx.backends.cpu.target import Target
 from rlx.backends.granted import cpu_count
+from rlx.code_times import Module, taken, times
 from rlx.disk import content_key
 from rlx.errors import CompileError, DeviceUnavailable
 from rlx.install import install_package
@@ -99,18 +100,9 @@ def target_machine(target: Target | None = None, *, jit: bool = False) -> Any:
     target = target or host()
     # LLVM's loader may put constants far from code; ours never does.
     reloc, codemodel = ("pic", "small") if loads_itself() else ("default", "jitdefault")
-    return (
-        llvm()
-        .Target.from_triple(target.triple)
-        .create_target_machine(
-            cpu=target.cpu,
-            features=target.features,
-            opt=3,
-            reloc=reloc,
-            codemodel=codemodel,
-            jit=jit or reloc == "default",
-        )
-    )
+    create = llvm().Target.from_triple(target.triple).create_target_machine
+    jit = jit or reloc == "default"
+    return create(cpu=target.cpu, features=target.features, opt=3, reloc=reloc, codemodel=codemodel, jit=jit)
 
 
 @functools.cache
@@ -158,16 +150,21 @@ def parse(ir: str, machine: Any, context: Any, name: str = "module") -> Any:
     return module
 
 
-def emit(module: Any, machine: Any, *, optimize: bool) -> bytes:
+def optimise(module: Any, machine: Any) -> None:
+    tuning = llvm().create_pipeline_tuning_options(speed_level=2)
+    tuning.loop_vectorization = True
+    passes = llvm().create_pass_builder(machine, tuning)
+    unlocked("LLVMPY_RunNewModulePassManager")(passes.getModulePassManager(), module, passes)
+
+
+def emit(module: Any, machine: Any, *, optimize: bool, note: Module | None = None) -> bytes:
     from llvmlite.binding import ffi
 
     if optimize:
-        tuning = llvm().create_pipeline_tuning_options(speed_level=2)
-        tuning.loop_vectorization = True
-        passes = llvm().create_pass_builder(machine, tuning)
-        unlocked("LLVMPY_RunNewModulePassManager")(passes.getModulePassManager(), module, passes)
+        taken(note, "passes", lambda: optimise(module, machine))
     with ffi.OutputString() as error:
-        buffer = unlocked("LLVMPY_TargetMachineEmitToMemory")(machine, module, 1, error)
+        work = unlocked("LLVMPY_TargetMachineEmitToMemory")
+        buffer = taken(note, "code", lambda: work(machine, module, 1, error))
         if not buffer:
             raise CompileError(f"LLVM can't compile a module: {error}")
     try:
@@ -270,6 +267,7 @@ class Compiling:
         self.held: dict[str, Library] = {}  # that have kernels by these keys already
         self.objects: list[Bundle] = []
         self.crew = Crew(min(host().cores, threads))
+        self.times = times()  # of the thread that adds; others compile
 
     def __enter__(self) -> Compiling:
         return self
@@ -296,11 +294,15 @@ class Compiling:
         obj = came_with_rlx(of_text)
         if obj is not None:
             self.objects.append((obj, {key: symbol_of(of_text)}))
+            if self.times is not None:
+                self.times.came.append(name)
             return
         reference = self.cache.get(key)
         if reference is not None and reference.startswith(REFERENCE):
             bundle, _, symbol = reference[len(REFERENCE) :].decode().partition(":")
             self.wanted.setdefault(bundle, {})[key] = symbol
+            if self.times is not None:
+                self.times.kept.append(name)
         else:
             self.compile(key)
 
@@ -323,7 +325,12 @@ class Compiling:
 
     def begin(self, bundle: Mapping[str, Item]) -> None:
         def work() -> None:
-            self.objects.append(compile_bundle(bundle, self.cache))
+            note = None
+            if self.times is not None:
+                names, texts, _ = zip(*bundle.values(), strict=True)
+                note = Module(names, sum(map(len, texts)))
+                self.times.modules.append(note)
+            self.objects.append(compile_bundle(bundle, self.cache, note))
 
         self.crew.add(sum(len(ir) for _, ir, _ in bundle.values()), work)
 
@@ -350,11 +357,11 @@ class Compiling:
         return Kernels(places, self.held.values())
 
 
-def compile_bundle(kernels: Mapping[str, Item], cache: ObjectCache) -> Bundle:
+def compile_bundle(kernels: Mapping[str, Item], cache: ObjectCache, note: Module | None = None) -> Bundle:
     """Compiles kernels of one optimisation level as one module and stores the object for each of their keys."""
     bundle = content_key(*kernels)
     symbols = {key: f"rlx_{bundle[:32]}_{index}" for index, key in enumerate(kernels)}
-    obj = compile_together([(kernels[key], symbol) for key, symbol in symbols.items()])
+    obj = compile_together([(kernels[key], symbol) for key, symbol in symbols.items()], note=note)
     try:
         check_object(obj)
     except CompileError as error:
@@ -366,20 +373,23 @@ def compile_bundle(kernels: Mapping[str, Item], cache: ObjectCache) -> Bundle:
 
 
 @undivided
-def compile_together(kernels: Sequence[tuple[Item, str]], target: Target | None = None) -> bytes:
+def compile_together(
+    kernels: Sequence[tuple[Item, str]], target: Target | None = None, note: Module | None = None
+) -> bytes:
     """One object of kernels of one optimisation level, each under a symbol of its own."""
     machine = target_machine(target)
     with ExitStack() as stack:
         context = stack.enter_context(llvm().create_context())
         whole: Any = None
         for (name, ir, _), symbol in kernels:
-            module = stack.enter_context(parse(ir, machine, context, name))
+            read = functools.partial(parse, ir, machine, context, name)
+            module = stack.enter_context(taken(note, "parse", read))
             isolate(module, name, symbol)
             if whole is None:
                 whole = module
             else:
                 whole.link_in(module)
-        return emit(whole, machine, optimize=kernels[0][0][2])
+        return emit(whole, machine, optimize=kernels[0][0][2], note=note)
 
 
 def isolate(module: Any, name: str, unique: str) -> None:

@@ -18,10 +18,10 @@ same calls print scalar and vector code: `vec("float", w)` is `float` for w = 1 
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+
+from rlx.backends.cpu.llvm.types import element, is_float, size_of, suffix, vec, width
 
 __all__ = [
     "Function",
@@ -38,35 +38,11 @@ __all__ = [
     "width",
 ]
 
-type_pattern = re.compile(r"<(\d+) x (\w+)>")
-
 Operand = str | int | float
 Typed = Operand | tuple[str, Operand]  # (type, value) where the type can't be inferred
 
-FLOATS = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
-SIZES = {"i1": 1, "i8": 1, "i16": 2, "half": 2, "bfloat": 2, "i32": 4, "float": 4, "i64": 8, "double": 8, "ptr": 8}
 PREDICATES_INT = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
 PREDICATES_FLOAT = {"lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "eq": "oeq", "ne": "une"}
-
-
-@cache
-def vec(ty: str, w: int) -> str:
-    """Returns the type of `w` lanes of scalar type `ty`: the scalar type itself for w = 1."""
-    return ty if w == 1 else f"<{w} x {ty}>"
-
-
-@cache
-def width(ty: str) -> int:
-    """Returns the number of lanes of a type: 1 for a scalar."""
-    match = type_pattern.fullmatch(ty)
-    return int(match[1]) if match else 1
-
-
-@cache
-def element(ty: str) -> str:
-    """Returns the scalar type of a lane."""
-    match = type_pattern.fullmatch(ty)
-    return match[2] if match else ty
 
 
 def arguments_of(text: str) -> list[tuple[str, str]]:
@@ -76,25 +52,6 @@ def arguments_of(text: str) -> list[tuple[str, str]]:
 
 def void(_: object) -> None:
     """Drops a value, for callbacks that return none."""
-
-
-@cache
-def size_of(ty: str) -> int:
-    """Returns the bytes that one lane takes in memory."""
-    return SIZES[element(ty)]
-
-
-@cache
-def suffix(ty: str) -> str:
-    """Returns the way `ty` is spelled in an intrinsic's name: v8f32, i64, p0."""
-    scalar = element(ty)
-    short = FLOATS.get(scalar, "p0" if scalar == "ptr" else scalar)
-    return short if width(ty) == 1 else f"v{width(ty)}{short}"
-
-
-@cache
-def is_float(ty: str) -> bool:
-    return element(ty) in FLOATS
 
 
 def scalar_constant(value: int | float, ty: str) -> str:
@@ -215,8 +172,7 @@ class Function:
 
     def binary(self, name: str, a: Operand, b: Operand, ty: str | None = None) -> str:
         """Emits the LLVM instruction `name` on two operands of one type (i64 when both are Python ints)."""
-        both_int = isinstance(a, int) and isinstance(b, int)
-        ty = ty or self.type_of(a, b, default="i64" if both_int else "")
+        ty = ty or self.type_of(a, b, default="i64" if isinstance(a, int) and isinstance(b, int) else "")
         return self.op(f"{name} {ty} {self.value(a, ty)}, {self.value(b, ty)}", ty)
 
     def arithmetic(self, name: str, a: Operand, b: Operand, ty: str | None) -> str:
