@@ -26,6 +26,7 @@ class Peer(ABC):
     """A runtime: `package` must be importable; `load` returns a call that is complete when it returns."""
 
     package: ClassVar[str]
+    precision: ClassVar[str] = "f32"  # what it multiplies in
     extra: ClassVar[str] = "bench"  # of this project, which installs it
     answers: int | None = None  # how many of the outputs, from the first, it gives and are compared; None: all
 
@@ -55,9 +56,16 @@ class Rlx(Peer):
     def load(self, name: str, inputs: Sequence[Any]) -> Run:
         import rlx
 
-        self.model = rlx.load(self.folder / f"{name}.onnx", device="cpu", threads=self.threads, cache_dir=self.cache)
+        options: dict[str, Any] = {"threads": self.threads, "cache_dir": self.cache, "precision": self.precision}
+        self.model = rlx.load(self.folder / f"{name}.onnx", device="cpu", **options)
         slots = self.model.run_slots
         return lambda: slots(*inputs)
+
+
+class RlxBf16(Rlx):
+    """rlx with operands of products rounded to bf16."""
+
+    precision = "bf16"
 
 
 class RlxRun(Rlx):
@@ -97,7 +105,7 @@ class OrtFused(Ort):
 
 
 class OpenVino(Peer):
-    """OpenVINO, latency hint, f32 arithmetic."""
+    """OpenVINO, latency hint."""
 
     package = "openvino"
 
@@ -110,7 +118,7 @@ class OpenVino(Peer):
             {
                 "PERFORMANCE_HINT": "LATENCY",
                 "INFERENCE_NUM_THREADS": self.threads,
-                "INFERENCE_PRECISION_HINT": "f32",
+                "INFERENCE_PRECISION_HINT": self.precision,
             },
         )
         request = model.create_infer_request()
@@ -122,6 +130,12 @@ class OpenVino(Peer):
             return [request.get_output_tensor(i).data for i in range(len(model.outputs))]
 
         return run
+
+
+class OpenVinoBf16(OpenVino):
+    """OpenVINO in bf16, in which it also keeps what lies between ops."""
+
+    precision = "bf16"
 
 
 class Torch(Peer):
@@ -241,10 +255,12 @@ class LlamaCpp(Peer):
 PEERS: dict[str, type[Peer]] = {
     "rlx": Rlx,
     "rlx-run": RlxRun,
+    "rlx-bf16": RlxBf16,
     "before": Rlx,  # of another checkout, which is on the path
     "ort": Ort,
     "ort-fused": OrtFused,
     "openvino": OpenVino,
+    "openvino-bf16": OpenVinoBf16,
     "torch": Torch,
     "torch-compile": TorchCompile,
     "jax": Jax,

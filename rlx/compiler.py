@@ -22,7 +22,7 @@ from rlx.passes import run_passes
 from rlx.passes.dims import apply_dims
 from rlx.passes.legalise import Dispatch, legalise
 from rlx.passes.number_strings import constant_strings, has_strings, number_strings
-from rlx.passes.precision import apply_precision
+from rlx.passes.precision import apply_precision, round_ahead
 from rlx.passes.rewrite import track_values
 from rlx.plan.order import reorder, usual_extents
 from rlx.progress import report
@@ -107,12 +107,10 @@ def legal_graph(graph: Graph, backend: Backend, precision: str = "f32") -> tuple
     track_values(graph)
     optimised = run_passes(number_strings(graph)) if backend.rewrites else graph
     track_values(optimised)
-    return optimised, *legalise(optimised, backend.claims)
+    return optimised, *legalise(round_ahead(optimised, backend.rounds_ahead), backend.claims)
 
 
-def lower_graph(
-    legal: Graph, backend: CodeGenerator, packing: str = "fast", precision: str = "f32"
-) -> Program:
+def lower_graph(legal: Graph, backend: CodeGenerator, packing: str = "fast", precision: str = "f32") -> Program:
     """Legal graph -> kernels in the device's layouts, in the order that takes the least memory."""
     report("plan")
     program = backend.layout(fuse(legal, backend), packing, precision)

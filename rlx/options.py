@@ -18,7 +18,7 @@ DimSpec = int | tuple[int, int]
 DEVICE_OPTIONS = ("threads", "alignment", "search", "reuse", "packing", "trap", "debug")
 
 # What `precision` may be. For values that a graph declares as f32: the type they are stored in, the type that operands
-# of products are rounded to (of "q8": activations, in products with weights of 8 bits or fewer), and the type that sums
+# of products are rounded to (of "q8": activations alone, where weights have 8 bits or fewer), and the type that sums
 # of products are kept in. docs/design.md, section 7, defines it.
 PRECISIONS: Mapping[str, tuple[str, str, str]] = {
     "f32": ("f32", "f32", "f32"),

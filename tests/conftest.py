@@ -93,6 +93,8 @@ def has_instructions(name: str) -> bool:
             return machine().x86 and machine().vector_bytes >= 64
         case "vnni":
             return int8_layout.instructions(machine()).dots
+        case "bf16":
+            return machine().multiplies_bf16
         case "amx":
             return machine().tiles
         case "amx_f32":

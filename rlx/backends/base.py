@@ -511,6 +511,10 @@ class Backend(ABC):
     def claims(self, node: Node) -> str | None:
         """None when it runs the node as it is, else the reason why not (then the node is decomposed)."""
 
+    def rounds_ahead(self, node: Node) -> bool | None:
+        """Whether casts before a product round its operands to 16 bits; None: it rounds those of all itself."""
+        return False
+
     @abstractmethod
     def memory(self) -> DeviceMemory:
         """The device's memory now."""

@@ -280,7 +280,7 @@ class ReferenceBackend(LibraryBackend):
 
     name = "reference"
     rewrites = False
-    precisions = frozenset({"f32", "q8"})
+    precisions = frozenset({"f32", "bf16", "f16", "q8"})
     honours = frozenset({"trap", "debug"})  # there is no arena to fill; views of an earlier run are refused
 
     @property

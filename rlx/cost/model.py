@@ -30,7 +30,7 @@ __all__ = ["KernelCost", "Prediction", "kind_of", "predict", "predict_lowered", 
 SPREAD = 1.645  # standard deviations: nine of ten runs are expected within
 PACE = Pace()
 NEAR = 1 << 18  # bytes that a kernel touches without leaving the caches of a core
-WHOLE_NUMBERS = 4  # times as fast as products of f32 are those of activations in 8 bits, about
+ROUNDED = {"": 1, "q8": 4, "bf16": 2, "f16": 2}  # times as fast as products of f32 are those of rounded operands, about
 CALLS = 1000  # expected of a compiled graph unless said otherwise
 
 
@@ -296,7 +296,7 @@ def _compute(kernel: Kernel, work: Work, c: Ceilings, extents: dict[str, int]) -
     match kernel.anchor:
         case Contract():
             _, m, k, n = work.shape
-            rate = c.product_rate(m, k, n, dtype) * (WHOLE_NUMBERS if kernel.anchor.activations else 1)
+            rate = c.product_rate(m, k, n, dtype) * ROUNDED[kernel.anchor.activations]
         case Conv():
             _, outputs, pixels, depth, groups = work.shape
             rate = c.product_rate(pixels, depth, max(1, outputs // groups), dtype)

@@ -7,6 +7,8 @@ nearest even:
     d = p / 127        q = round(x * (127 / p))        x becomes d * q, q of -127..127
 
 A block with p < 2^-100 becomes 0, one with an element that isn't finite NaN: so is every result of that row.
+
+With `activations` "bf16" or "f16" each operand becomes the nearest number of that type, as a cast has it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import numpy as np
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 
 __all__ = [
-    "ACTIVATION_BLOCK", "TINY", "cast", "ends", "held", "quantised", "rounded_q8", "rounded_q8_element", "rounds_twice",
+    "ACTIVATION_BLOCK", "NARROWED", "TINY", "cast", "ends", "held", "narrowed", "quantised", "rounded_q8",
+    "rounded_q8_element", "rounds_twice",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -92,6 +95,16 @@ def _whole(x: Array, to: DType) -> Array:
     inside = np.where(above | below | np.isnan(x), 0, x).astype(carrier)
     made = np.where(above, carrier(high), np.where(below, carrier(low), inside))
     return np.asarray(made, carrier).astype(to.numpy)
+
+
+# ---- operands of products of 16 bits
+
+NARROWED = ("bf16", "f16")  # values of `activations` that round both operands to a type
+
+
+def narrowed(x: Array, activations: str) -> Array:
+    """x, of f32, with each element rounded to the type that `activations` names, in f32; else x itself."""
+    return cast(cast(x, DTYPES[activations]), DTYPES["f32"]) if activations in NARROWED else x
 
 
 # ---- activations of 8 bits

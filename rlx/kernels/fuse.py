@@ -21,6 +21,7 @@ from rlx.kernels.analysis import Fusing, cost, is_identity, size_of, static_valu
 from rlx.kernels.attention_operands import place_attention, without_widening
 from rlx.kernels.encoded import bytes_of, decoded
 from rlx.kernels.expr import (
+    Cast,
     Expr,
     Load,
     Reduce,
@@ -286,6 +287,9 @@ class Fuser(StateWrites):
 
     def operand(self, anchor: Anchor, role: str, expr: Expr, absorbed: list[Node]) -> Expr | None:
         """The operand read in place (through layout ops where the target can), its source in memory otherwise."""
+        if isinstance(expr, Cast):  # what is rounded as it is read
+            inner = self.operand(anchor, role, expr.value, absorbed)
+            return None if inner is None else replace(expr, value=inner)
         while isinstance(expr, Load) and expr.source in self.virtual:
             inlined = without_widening(anchor, role, self.inline(expr, expr.source))
             is_weight = role in ("b", "w") and expr.source in self.static

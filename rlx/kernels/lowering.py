@@ -14,7 +14,7 @@ from itertools import count
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.ir.casting import cast, rounded_q8_element
+from rlx.ir.casting import NARROWED, cast, rounded_q8_element
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node, TensorType, Value
 from rlx.ir.shape import Shape, Size
@@ -110,7 +110,8 @@ class Piece:
 class Contract:
     """C[b..., m, n] = sum over k of (a - zero) * b. `a` and `b` are over the out vars (batch..., m, n) and Var("k").
 
-    `activations` "q8": a is rounded to whole numbers of 8 bits in blocks along k first (`rlx.ir.casting`).
+    `activations` "q8": a is rounded to whole numbers of 8 bits in blocks along k first (`rlx.ir.casting`). "bf16" and
+    "f16": both operands were f32, which a and b round to this type; what is below 2^-126 may count as zero.
     """
 
     m: Size
@@ -136,6 +137,7 @@ class Conv:
     groups: int
     exact: bool = False  # operands are whole numbers whose sums must stay exact: no transform that rounds
     zero: Expr | None = None  # one number that is taken off every element of x, before zeros are padded
+    activations: str = ""  # "bf16" or "f16": as of `Contract`
 
 
 @dataclass(frozen=True)
@@ -240,15 +242,19 @@ class Lowering:
         (t,) = self.out
         *batch, row, column = out_vars(t.rank)
         depth = Var("k")
-        anchor = Contract(m, n, k, a(*batch, row, depth), b(*batch, depth, column), None, activations)
+
+        def element(x: Callable[..., Expr], *at: Expr) -> Expr:
+            return self.narrow(x(*batch, *at), activations)
+
+        anchor = Contract(m, n, k, element(a, row, depth), element(b, depth, column), None, activations)
         sums = accumulator(t.dtype)
 
         def left(r: Expr) -> Expr:
-            return self.cast(a(*batch, row, r), sums)
+            return self.cast(element(a, row, r), sums)
 
         def product(r: Expr) -> Expr:
-            x = rounded_q8_element(self, left, k, r) if activations else left(r)
-            return x * self.cast(b(*batch, r, column), sums)
+            x = rounded_q8_element(self, left, k, r) if activations == "q8" else left(r)
+            return x * self.cast(element(b, r, column), sums)
 
         return self._anchored(anchor, self.reduce("add", (k,), product), None)
 
@@ -273,6 +279,7 @@ class Lowering:
         pads: tuple[Size, ...],
         groups: int,
         exact: bool = False,
+        activations: str = "",
     ) -> Lowered:
         """Convolution with the output [N, O, *spatial]; `bias` is [O]. With `exact` nothing may round whole numbers."""
         if self.out[0].shape[1] == 0:  # kernels of convolutions take one output channel for granted
@@ -293,11 +300,15 @@ class Lowering:
                 )
             )
             channel = c if groups == 1 else o // out_per_group * per_group + c
-            return self.widen(x(n, channel, *at, where=inside)) * self.widen(w(o, c, *taps))
+            pair = (x(n, channel, *at, where=inside), w(o, c, *taps))
+            left, right = (self.widen(self.narrow(e, activations)) for e in pair)
+            return left * right
 
         generic = self.reduce("add", (per_group, *w.shape[2:]), product)
         ox, ow = out_vars(x.rank), out_vars(w.rank)
-        anchor = Conv(x(*ox), w(*ow), x.shape, w.shape, strides, dilations, pads, groups, exact)
+        image, weight = (self.narrow(e, activations) for e in (x(*ox), w(*ow)))
+        shapes = x.shape, w.shape
+        anchor = Conv(image, weight, *shapes, strides, dilations, pads, groups, exact, activations=activations)
         return self._anchored(anchor, generic, None if bias is None else bias(o))
 
     def byte_conv(
@@ -334,13 +345,15 @@ class Lowering:
         sinks: Callable[..., Expr] | None = None,
         place: Callable[..., Expr] | None = None,
         ring: bool = False,
+        activations: str = "",
     ) -> Lowered:
         """Attention; `score(s, b, h, i, j)` is made of a scaled product s, `count(b)` keys are there.
 
         `sinks(h)` and `place(b)` are fields of the anchor.
         """
         i = out_vars(4)
-        loads = (q(*i), k(*i), v(*i), score(Acc(accumulator(q.dtype)), *i) if score else None)
+        rows, keys, values = (self.narrow(x(*i), activations) for x in (q, k, v))
+        loads = (rows, keys, values, score(Acc(accumulator(q.dtype)), *i) if score else None)
         many, first = (None if fn is None else fn(i[0]) for fn in (count, place))
         sink = None if sinks is None else sinks(i[1])
         shapes = q.shape, k.shape, v.shape
@@ -373,6 +386,10 @@ class Lowering:
         if isinstance(x, Const) and not isinstance(x.value, complex):
             return const(cast(np.asarray(x.value, x.dtype.numpy), target).item(), target)
         return Cast(x, target)
+
+    def narrow(self, x: Expr, activations: str) -> Expr:
+        """The element in the type that it is rounded to before it is multiplied."""
+        return self.cast(x, activations) if activations in NARROWED else x
 
     def widen(self, x: Expr) -> Expr:
         """The element in the type that arithmetic on it accumulates in (f16, bf16 -> f32; others as they are)."""

@@ -10,10 +10,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from rlx.errors import DTypeError, ExecutionError, OptionError, ShapeError
+from rlx.ir.casting import narrowed
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Size, broadcast, exact_div, numel, same, unify
-from rlx.ops.base import Op, Work, check_kind, register, tensor_bytes, widened
+from rlx.ops.base import Op, Work, check_activations, check_kind, register, tensor_bytes, widened
 from rlx.ops.contract import MatMul
 from rlx.ops.elementwise import Add, And, Cast, Div, Equal, IsNan, Less, LessEqual, Mod, Mul, Sub, Tanh, Where
 from rlx.ops.index import Gather, check_indices
@@ -50,7 +51,10 @@ class Attention(Op):
     A row whose scores are all -inf sees no key. It gives NaN, or with empty_row="zero" zeros; with "mended" the weights
     of every row in which they are NaN (of one that sees no key, or has a score of NaN or +inf) are zeros. Where Lk is 0
     the sums are empty: zeros. The weights are divided by their sum after v is summed with them, so v within
-    +-(the largest float / Lk) can't overflow. (ONNX Attention-24, jax.nn.dot_product_attention)
+    +-(the largest float / Lk) can't overflow.
+
+    `activations` "bf16" or "f16": q (of f32), k and v are rounded to that type first. The weights may be too, before or
+    after they are divided by their sum. (ONNX Attention-24, jax.nn.dot_product_attention)
     """
 
     scale: float | None = None
@@ -62,6 +66,7 @@ class Attention(Op):
     sinks: bool = False
     placed: bool = False
     ring: bool = False
+    activations: str = ""
 
     def split(self, more: Sequence[T]) -> Operands[T]:
         """The inputs after q, k and v by what they are. Raises `ShapeError` for too many or few."""
@@ -84,6 +89,7 @@ class Attention(Op):
                 raise OptionError(f"attention: a step is one of {', '.join(STEPS)}, got {step!r}")
         given = self.split(more)
         self._check_attributes()
+        check_activations(self, self.activations, q)
         check_kind(self, q, "f")
         wide = widest(q.dtype)
         for t in (k, v):
@@ -149,8 +155,8 @@ class Attention(Op):
 
     def reference(self, q: Array, k: Array, v: Array, *more: Array) -> Array:
         given = self.split(more)
-        x = widened(q)
-        y, z = k.astype(x.dtype), v.astype(x.dtype)
+        wide = widened(q).dtype
+        x, y, z = (narrowed(t.astype(wide), self.activations) for t in (q, k, v))
         room, rows = k.shape[2], q.shape[2]
         keys = np.broadcast_to(np.asarray(room if given.count is None else given.count, np.int64), len(q))
         if ((keys < 0) | (keys > room) & (not self.ring)).any():
@@ -236,6 +242,7 @@ class Attention(Op):
             sinks=None if sinks is None else lambda h: k.cast(sinks(h), wide),
             place=None if first is None else lambda b: one(first, b),
             ring=self.ring,
+            activations=self.activations,
         )
 
     def decompose(self, g: Graph, q: Value, k: Value, v: Value, *more: Value) -> Value:
@@ -251,7 +258,7 @@ class Attention(Op):
             v = g.add(Where(), rows, v, zero)[0]
         k, v = _repeat_heads(g, k, q.shape[1]), _repeat_heads(g, v, q.shape[1])
         (kt,) = g.add(Transpose((0, 1, 3, 2)), k)
-        (products,) = g.add(MatMul(), q, kt)
+        (products,) = g.add(MatMul(self.activations), q, kt)
         (scores,) = g.add(Mul(), products, g.constant(self.factor(q.shape[3]), dtype=wide))
         for step, (*mask, last) in given.steps:
             scores = _stepped(g, step, scores, mask, _as(g, last, wide))
@@ -275,7 +282,7 @@ class Attention(Op):
             (weights,) = g.add(Where(), g.add(IsNan(), weights)[0], zero, weights)
         if given.sinks is not None:
             (weights,) = g.add(Slice((0, 0, 0, 0), (*q.shape[:3], keys), (1, 1, 1, 1)), weights)
-        (y,) = g.add(MatMul(), weights, v)
+        (y,) = g.add(MatMul(self.activations), weights, v)
         if empty is not None:
             (y,) = g.add(Where(), empty, zero, y)
         return _as(g, y, out_type)

@@ -12,6 +12,7 @@ import numpy as np
 
 from rlx.boundary import bounded
 from rlx.errors import CompileError, DTypeError, NameNotFound, OptionError, ShapeError
+from rlx.ir.casting import NARROWED
 from rlx.ir.dtype import DType, dtype_of
 from rlx.ir.frames import Frame, frame_of, weakest
 from rlx.ir.graph import OPERATORS, Array, Graph, TensorType, Value
@@ -24,6 +25,7 @@ __all__ = [
     "Work",
     "apply",
     "axis_of",
+    "check_activations",
     "check_kind",
     "check_same_dtype",
     "functional",
@@ -191,6 +193,15 @@ def check_kind(op: Op, t: TensorType, kinds: str, what: str = "input") -> None:
     if t.dtype.kind not in kinds or packed:
         expected = " or ".join(KINDS[kind] for kind in kinds)
         raise DTypeError(f"{op.op_name}: expected {expected} elements as {what}, got {t}; cast it first")
+
+
+def check_activations(op: Op, activations: str, *types: TensorType, known: Sequence[str] = NARROWED) -> None:
+    """Raises `OptionError` unless it is "" or one of those known, `DTypeError` unless it rounds operands of f32."""
+    if activations not in ("", *known):
+        wanted = ", ".join(map(repr, known))
+        raise OptionError(f"{op.op_name}: activations={activations!r}: expected {wanted}, or '' for what they are")
+    if activations and any(t.dtype.name != "f32" for t in types):
+        raise DTypeError(f"{op.op_name}: activations={activations!r} takes f32, got {', '.join(map(str, types))}")
 
 
 def check_same_dtype(op: Op, first: TensorType, *others: TensorType) -> None:

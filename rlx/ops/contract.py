@@ -7,22 +7,38 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlx.errors import DTypeError, OptionError, ShapeError
-from rlx.ir.casting import rounded_q8
+from rlx.ir.casting import NARROWED, narrowed, rounded_q8
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import broadcast, numel, same, unify
-from rlx.ops.base import Op, Work, check_kind, check_same_dtype, product, register, tensor_bytes, widened
+from rlx.ops.base import (
+    Op,
+    Work,
+    check_activations,
+    check_kind,
+    check_same_dtype,
+    product,
+    register,
+    tensor_bytes,
+    widened,
+)
 from rlx.ops.elementwise import Add, Mul, Sqrt, Sub
 from rlx.ops.layout import Transpose, Unsqueeze
 from rlx.ops.reduction import ReduceSum
 
 
-def check_activations(op: Op, activations: str, a: TensorType, b: TensorType) -> None:
+def _check_activations(op: Op, activations: str, a: TensorType, b: TensorType) -> None:
     """Raises an error where an op's attribute `activations` is unknown, or not for these operands."""
-    if activations not in ("", "q8"):
-        raise OptionError(f"{op.op_name}: activations={activations!r}: expected 'q8', or '' for what they are")
-    if activations and (a.dtype.name != "f32" or a.rank < 2 or b.rank < 2):
-        raise DTypeError(f"{op.op_name}: activations={activations!r} takes matrices of f32, got {a} and {b}")
+    check_activations(op, activations, a, b, known=("q8", *NARROWED))
+    if activations and (a.rank < 2 or b.rank < 2):
+        raise DTypeError(f"{op.op_name}: activations={activations!r} takes matrices, got {a} and {b}")
+
+
+def _operands(activations: str, a: Array, b: Array) -> tuple[Array, Array]:
+    """What a product multiplies of matrices, rows of a with columns of b."""
+    if activations == "q8":
+        return rounded_q8(a), b
+    return narrowed(a, activations), narrowed(b, activations)
 
 
 @register
@@ -30,7 +46,8 @@ class MatMul(Op):
     """Matrix product with the rules of numpy.matmul; f16 and bf16 accumulate in f32, integers wrap. (ONNX MatMul)
 
     a [..., m, k], b [..., k, n] -> [..., m, n]; leading axes broadcast; a vector loses its axis in the result.
-    `activations` "q8": a, of f32, is rounded to 8 bits in blocks along k (`rlx.ir.casting`) first; sums stay f32.
+    `activations` "q8": a, of f32, is rounded to 8 bits in blocks along k (`rlx.ir.casting`) first; "bf16" and "f16":
+    a and b, of f32, are rounded to that type. Sums stay f32.
     """
 
     op_name: ClassVar[str] = "matmul"
@@ -39,7 +56,7 @@ class MatMul(Op):
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         check_kind(self, a, "fiu")
         check_same_dtype(self, a, b)
-        check_activations(self, self.activations, a, b)
+        _check_activations(self, self.activations, a, b)
         if a.rank == 0 or b.rank == 0:
             raise ShapeError(f"matmul: expected tensors of rank 1 or more, got {a} and {b}; use mul for scalars")
         unify(a.shape[-1], b.shape[max(b.rank - 2, 0)], f"matmul of {a} and {b}: the contracted axes")
@@ -53,8 +70,7 @@ class MatMul(Op):
         return Work(flops, tensor_bytes(x[0]) + tensor_bytes(x[1]), tensor_bytes(out))
 
     def reference(self, a: Array, b: Array) -> Array:
-        a = rounded_q8(a) if self.activations else a
-        return product(widened(a), widened(b)).astype(a.dtype)
+        return product(*_operands(self.activations, widened(a), widened(b))).astype(a.dtype)
 
     def lower(self, k: Any, a: Any, b: Any) -> Any:
         depth = a.shape[-1]
@@ -109,7 +125,7 @@ class WideningMatMul(MatMul):
 class Gemm(Op):
     """alpha * a @ b + beta * c with a or b transposed first on request; c broadcasts to [m, n]. (ONNX Gemm)
 
-    `activations` "q8": as in `matmul`.
+    `activations`: as in `matmul`.
     """
 
     alpha: float = 1.0
@@ -123,7 +139,7 @@ class Gemm(Op):
         check_same_dtype(self, a, b, *([] if c is None else [c]))
         if a.rank != 2 or b.rank != 2:
             raise ShapeError(f"gemm: expected two matrices, got {a} and {b}")
-        check_activations(self, self.activations, a, b)
+        _check_activations(self, self.activations, a, b)
         if a.dtype.is_integer and (self.alpha != int(self.alpha) or self.beta != int(self.beta)):
             raise OptionError(f"gemm: alpha {self.alpha} and beta {self.beta} must be whole numbers for {a.dtype}")
         m, depth = a.shape[::-1] if self.trans_a else a.shape
@@ -144,7 +160,7 @@ class Gemm(Op):
     def reference(self, a: Array, b: Array, c: Array | None = None) -> Array:
         x, y = widened(a), widened(b)
         x, y = x.T if self.trans_a else x, y.T if self.trans_b else y
-        made = product(rounded_q8(x) if self.activations else x, y) * np.asarray(self.alpha).astype(x.dtype)
+        made = product(*_operands(self.activations, x, y)) * np.asarray(self.alpha).astype(x.dtype)
         if c is not None:
             made = made + widened(c) * np.asarray(self.beta).astype(x.dtype)
         return np.asarray(made).astype(a.dtype)

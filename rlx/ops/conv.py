@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlx.errors import OptionError, ShapeError
+from rlx.ir.casting import narrowed
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Size, evaluate, exact_div, max_size, numel, unify
-from rlx.ops.base import Op, Work, check_kind, check_same_dtype, product, register, widened
+from rlx.ops.base import Op, Work, check_activations, check_kind, check_same_dtype, product, register, widened
 from rlx.ops.layout import Concat, Expand, Pad, Reshape, Slice, Transpose
 from rlx.records import dataclass, replace
 
@@ -110,13 +111,15 @@ class Conv(Convolving):
     """Convolution of x [N, C, spatial..] with w [O, C/groups, kernel..] and b [O]. (ONNX Conv-22)
 
     `pads` are the begins and then the ends of the spatial axes; (): strides and dilations 1, pads 0. Zeros are padded;
-    f16 and bf16 accumulate in f32.
+    f16 and bf16 accumulate in f32. `activations` "bf16" or "f16": x and w, of f32, are rounded to that type first.
     """
 
+    activations: str = ""
     exact: ClassVar[bool] = False
 
     def infer(self, x: TensorType, w: TensorType, b: TensorType | None = None) -> TensorType:
         _check_operands(self, x, w, b)
+        check_activations(self, self.activations, x)
         strides, dilations, pads = self.window(x.rank)
         check_window("conv", strides=strides, dilations=dilations, groups=(self.groups,))
         if exact_div(w.shape[0], self.groups) is None:
@@ -135,8 +138,8 @@ class Conv(Convolving):
 
     def reference(self, x: Array, w: Array, b: Array | None = None) -> Array:
         strides, dilations, pads = self.window(x.ndim)
-        w, groups, n = widened(w), self.groups, x.ndim - 2
-        columns = _windows(_padded(widened(x), _ints(pads)), w.shape[2:], strides, dilations)
+        (image, w), groups, n = (narrowed(widened(t), self.activations) for t in (x, w)), self.groups, x.ndim - 2
+        columns = _windows(_padded(image, _ints(pads)), w.shape[2:], strides, dilations)
         space, depth = columns.shape[n + 2 :], prod(w.shape[1:])
         columns = columns.reshape(x.shape[0], groups, depth, prod(space))
         out = product(w.reshape(groups, w.shape[0] // groups, depth), columns).reshape(x.shape[0], w.shape[0], *space)
@@ -144,7 +147,10 @@ class Conv(Convolving):
 
     def lower(self, k: Any, x: Any, w: Any, b: Any = None) -> Any:
         strides, dilations, pads = self.window(x.rank)
-        return k.conv(x, w, b, strides=strides, dilations=dilations, pads=pads, groups=self.groups, exact=self.exact)
+        return k.conv(
+            x, w, b, strides=strides, dilations=dilations, pads=pads, groups=self.groups, exact=self.exact,
+            activations=self.activations,
+        )  # fmt: skip
 
 
 @register
@@ -162,7 +168,8 @@ class ConvTranspose(Op):
     """Transposed convolution of x [N, C, spatial..] with w [C, O/groups, kernel..] and b [O]. (ONNX ConvTranspose-22)
 
     Each input element adds its multiple of the kernel to the output at stride steps; `pads` are then cut off the begins
-    and ends, and `output_padding` elements added at the ends (with whatever falls on them).
+    and ends, and `output_padding` elements added at the ends (with whatever falls on them). `activations`: as in
+    `Conv`.
     """
 
     strides: tuple[int, ...] = ()
@@ -170,6 +177,7 @@ class ConvTranspose(Op):
     pads: tuple[int, ...] = ()
     output_padding: tuple[int, ...] = ()
     groups: int = 1
+    activations: str = ""
 
     def _window(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         n = rank - 2
@@ -182,6 +190,7 @@ class ConvTranspose(Op):
 
     def infer(self, x: TensorType, w: TensorType, b: TensorType | None = None) -> TensorType:
         _check_operands(self, x, w, b)
+        check_activations(self, self.activations, x)
         strides, dilations, pads, extra = self._window(x.rank)
         check_window("conv_transpose", strides=strides, dilations=dilations, groups=(self.groups,))
         if any(p < 0 for p in (*pads, *extra)):
@@ -211,11 +220,12 @@ class ConvTranspose(Op):
 
     def reference(self, x: Array, w: Array, b: Array | None = None) -> Array:
         strides, dilations, pads, extra = self._window(x.ndim)
-        w, groups, space, channels = widened(w), self.groups, x.shape[2:], w.shape[1] * self.groups
+        image, w = (narrowed(widened(t), self.activations) for t in (x, w))
+        groups, space, channels = self.groups, x.shape[2:], w.shape[1] * self.groups
         reach = [s * (i - 1) + 1 for s, i in zip(strides, space, strict=True)]
         full = [r + d * (t - 1) + e for r, d, t, e in zip(reach, dilations, w.shape[2:], extra, strict=True)]
         out = np.zeros((x.shape[0], channels, *full), w.dtype)
-        columns = widened(x).reshape(x.shape[0], groups, x.shape[1] // groups, prod(space))
+        columns = image.reshape(x.shape[0], groups, x.shape[1] // groups, prod(space))
         taps = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
         for tap in np.ndindex(w.shape[2:]):
             part = product(taps[:, :, :, *tap].swapaxes(1, 2), columns)
@@ -253,7 +263,7 @@ class ConvTranspose(Op):
             begins = [run.first + (run.taps - 1) * run.step - firsts[d] for d, run in enumerate(chosen)]
             ends = [more[d] - run.first for d, run in enumerate(chosen)]
             steps = tuple(run.step for run in chosen)
-            conv = Conv((), () if set(steps) == {1} else steps, (*begins, *ends), self.groups)
+            conv = Conv((), () if set(steps) == {1} else steps, (*begins, *ends), self.groups, self.activations)
             bias = () if b is None else (_repeated(g, b, prod(counts)),)
             y = g.add(conv, x, _phase_weights(g, w, chosen, self.groups), *bias)[0]
             return y if prod(strides) == 1 else g.add(Reshape(shape), y)[0]

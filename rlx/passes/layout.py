@@ -187,7 +187,7 @@ def _conv(site: Site) -> Value | None:
     own = per_axis(op.pads, len(added), 0, "conv pads")
     pads = tuple(a + b for a, b in zip(own, added, strict=True))
     site.merged.append(padded)
-    conv = Conv(strides=op.strides, dilations=op.dilations, pads=pads, groups=op.groups)
+    conv = Conv(strides=op.strides, dilations=op.dilations, pads=pads, groups=op.groups, activations=op.activations)
     return site.add(conv, x, *site.inputs[1:])
 
 

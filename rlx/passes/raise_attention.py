@@ -22,7 +22,7 @@ from rlx.ops.layout import Expand, Reshape, Transpose
 from rlx.ops.normalize import Softmax
 from rlx.passes.match.patterns import either_way, made_by, uniform
 from rlx.passes.rewrite import Site, rewrite
-from rlx.records import dataclass, field
+from rlx.records import dataclass, field, replace
 
 __all__ = ["raise_attention"]
 
@@ -61,7 +61,7 @@ def raise_attention(graph: Graph) -> Graph:
 
     Factors and masks may come in any order, on q, k or the scores; a mask may be added or chosen by `where`.
     """
-    return rewrite(graph, lambda site: _raised(site) if type(site.op) is MatMul and not site.op.activations else None)
+    return rewrite(graph, lambda site: _raised(site) if type(site.op) is MatMul else None)
 
 
 def _raised(site: Site) -> Value | None:
@@ -74,6 +74,9 @@ def _raised(site: Site) -> Value | None:
     scores = None if softmax is None else _scores(site, softmax.inputs[0])
     if softmax is None or scores is None:
         return None
+    rounded: Any = scores.product.op.activations  # type: ignore[attr-defined]
+    if rounded != site.op.activations or rounded == "q8":  # type: ignore[attr-defined]
+        return None
     q, kt = scores.product.inputs
     q, on_q = _unscaled(q, nodes)
     kt, on_k = _unscaled(kt, nodes)
@@ -85,17 +88,17 @@ def _raised(site: Site) -> Value | None:
     if not _heads_fit(q, k, v):
         return None
     site.merged.extend((*scores.nodes, scores.product, softmax, *nodes))
-    return _attention(site, q, k, v, scores.steps, scale, "nan" if mended is None else "mended")
+    op = Attention(scale=scale, empty_row="nan" if mended is None else "mended", activations=rounded)
+    return _attention(site, op, q, k, v, scores.steps)
 
 
-def _attention(site: Site, q: Value, k: Value, v: Value, steps: list[_Step], scale: float, empty_row: str) -> Value:
+def _attention(site: Site, op: Attention, q: Value, k: Value, v: Value, steps: list[_Step]) -> Value:
     """The node; tensors of rank 3 are those of one head."""
     operands = [x for step in steps for x in (step.mask, step.operand) if x is not None]
     if q.rank == 3:
         q, k, v = (_with_head(site, t) for t in (q, k, v))
         operands = [_with_head(site, x) if x.rank == 3 else x for x in operands]
-    op = Attention(scale=scale, empty_row=empty_row, steps=tuple(step.name for step in steps))
-    out = site.add(op, q, k, v, *operands)
+    out = site.add(replace(op, steps=tuple(step.name for step in steps)), q, k, v, *operands)
     wanted = site.node.outputs[0].shape
     return out if out.shape == wanted else site.add(Reshape(wanted), out)
 
@@ -135,7 +138,7 @@ def _scores(site: Site, value: Value, depth: int = 0) -> _Scores | None:
     if node is None or depth > MOST_STEPS:
         return None
     if isinstance(node.op, MatMul):
-        return None if node.op.activations else _Scores(node)
+        return _Scores(node)
     for inner, step in _readings(site, node):
         found = _scores(site, inner, depth + 1) if inner.shape == value.shape else None
         if found is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.errors import DTypeError, OptionError, ShapeError
+from rlx.ir.casting import NARROWED
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import TensorType
 from rlx.ir.shape import Dim, Shape, Size, bounds
@@ -466,6 +467,8 @@ def _conv(name: str, n: Size, m: Size) -> Cases:
     yield case(Conv(), Operand((2, 7, n, m)), Operand((9, 7, 1, 1)))
     yield case(Conv(), Operand((2, 3, n, m)), Operand((4, 3, 2, 2)), turned=True)
     yield case(Conv(pads=(1,) * 6), Operand((1, 2, 3, n, m)), Operand((3, 2, 3, 3, 3)))
+    for activations in NARROWED:
+        yield case(Conv(pads=(1, 1, 1, 1), activations=activations), Operand((1, 8, n, m)), Operand((24, 8, 3, 3)))
 
 
 def _conv_transpose(name: str, n: Size, m: Size) -> Cases:
@@ -509,12 +512,14 @@ def _matmul(name: str, n: Size, m: Size) -> Cases:
     yield case(op, Operand((n, 40)), Operand((40, 24)), leaf="param")
     for a, b in (((n, 1), (1, m)), ((n, 33), (33, m)), ((2, n, 64), (64, 5)), ((2, n, m), (m, 7))):
         yield case(contract.MatMul("q8"), Operand(a), Operand(b), leaf="param")
+        for activations in NARROWED:
+            yield case(contract.MatMul(activations), Operand(a), Operand(b), turned=activations == "f16")
 
 
 def _gemm(name: str, n: Size, m: Size) -> Cases:
     for trans_a, trans_b in ((False, False), (True, False), (False, True), (True, True)):
         a, b = Operand((m, n) if trans_a else (n, m)), Operand((7, m) if trans_b else (m, 7))
-        for activations in ("", "q8"):
+        for activations in ("", "q8", "bf16"):
             op = contract.Gemm(0.5, 2.0, trans_a, trans_b, activations)
             yield case(op, a, b, Operand((7,)))
         yield case(op, a, b)

@@ -14,6 +14,7 @@ from rlx.backends.codegen.reuse import Reuse
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
+from rlx.backends.cpu.gemm.panels.bf16 import ROUND_PAIRS
 from rlx.backends.cpu.gemm.panels.q8_rows import ROUND
 from rlx.backends.cpu.jit import cpuid
 from rlx.backends.cpu.jit.compile import NO_LLVM, Compiling, host
@@ -26,7 +27,7 @@ from rlx.backends.cpu.kernels.conv import fused_depthwise
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
 from rlx.backends.cpu.kernels.conv import strategies as conv
 from rlx.backends.cpu.kernels.conv.int8 import has_planes
-from rlx.backends.cpu.kernels.conv.pointwise import may_be_product
+from rlx.backends.cpu.kernels.conv.pointwise import is_pointwise, may_be_product
 from rlx.backends.cpu.kernels.grouped_matmul import find_layers
 from rlx.backends.cpu.kernels.matmul import strategies as matmul
 from rlx.backends.cpu.kernels.registry import SPECIALS
@@ -52,7 +53,10 @@ from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, lower_node
 from rlx.kernels.narrow import is_narrow, unknown_dtype
 from rlx.kernels.prepared import make_once, make_once_in_run
 from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.ops.contract import Gemm, MatMul
 from rlx.ops.control import Control
+from rlx.ops.conv import Conv as ConvOp
+from rlx.ops.conv import ConvTranspose
 from rlx.options import DEVICE_OPTIONS, CompileOptions
 from rlx.progress import report
 from rlx.records import replace
@@ -65,7 +69,7 @@ class CpuBackend(CodeGenerator):
 
     name = "cpu"
     capabilities = CpuExecutable.capabilities
-    precisions = frozenset({"f32", "q8"})
+    precisions = frozenset({"f32", "bf16", "f16", "q8"})
     honours = frozenset(DEVICE_OPTIONS)
     fusing = Fusing()
 
@@ -128,6 +132,17 @@ class CpuBackend(CodeGenerator):
             return None
         return self.unsuited(lowered.anchor, node)
 
+    def rounds_ahead(self, node: Node) -> bool | None:
+        in_pairs = getattr(node.op, "activations", "") == "bf16" and self.target.multiplies_bf16
+        match node.op:
+            case MatMul() | Gemm():
+                return not in_pairs
+            case ConvOp():
+                return not (in_pairs and is_pointwise(node.op, node.inputs[1].shape))
+            case ConvTranspose():
+                return True
+        return False  # attention rounds what it reads
+
     def accepts_dtype(self, dtype: DType) -> bool:
         return dtype.name in LLVM
 
@@ -181,7 +196,7 @@ class CpuBackend(CodeGenerator):
                     (prepare if static else own).append(made)
         program.prepare, program.run = prepare, run
         make_once(program)
-        make_once_in_run(program, lambda k: k.strategy is ROUND or not copied.isdisjoint(k.writes()))
+        make_once_in_run(program, lambda k: k.strategy in (ROUND, ROUND_PAIRS) or not copied.isdisjoint(k.writes()))
         fused_depthwise.join(program)
         decode_cache.join(program)
         find_layers(program, self.target)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from rlx.backends.cpu.kernels.attention import strategies as attention
 from rlx.backends.cpu.kernels.conv import strategies as conv
 from rlx.backends.cpu.kernels.conv.fused_depthwise import FUSED
-from rlx.backends.cpu.kernels.conv.pointwise import as_product
+from rlx.backends.cpu.kernels.conv.pointwise import as_pairs, as_product
 from rlx.backends.cpu.kernels.matmul import strategies as matmul
 from rlx.backends.cpu.kernels.registry import SPECIALS
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
@@ -27,6 +27,7 @@ __all__ = ["STRATEGIES", "laid_out"]
 STRATEGIES: Mapping[str, Sequence[CpuStrategy]] = {  # by what they compute, in the order in which they are tried
     "matrix products of bytes": (matmul.INT8,),
     "matrix products of activations rounded to 8 bits": matmul.Q8,
+    "matrix products of operands rounded to bf16": matmul.BF16,
     "matrix products": matmul.MATMUL,
     "convolutions": conv.CONV,
     "attention": attention.ATTENTION,
@@ -43,7 +44,7 @@ def laid_out(kernel: Kernel, setting: Setting) -> list[Kernel]:
         case Contract():
             return matmul.layout(kernel, setting)
         case Conv():
-            product = as_product(kernel)
+            product = as_pairs(kernel) if kernel.anchor.activations else as_product(kernel)
             return conv.layout(kernel, setting) if product is None else matmul.layout(product, setting)
         case Attention():
             return attention.layout(kernel, setting)

@@ -76,6 +76,11 @@ class Target:
         return f"+{feature}" in self.features.split(",")
 
     @property
+    def multiplies_bf16(self) -> bool:
+        """Whether an instruction multiplies and adds up pairs of bf16 in a vector of 64 bytes."""
+        return self.vector_bytes == 64 and self.has("avx512bf16")
+
+    @property
     def wide_bytes(self) -> bool:
         """Whether an instruction multiplies and adds up a vector of 64 bytes."""
         return self.vector_bytes == 64 and self.has("avx512vnni") and self.has("avx512vl")

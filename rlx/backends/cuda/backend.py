@@ -76,6 +76,9 @@ class CudaBackend(CodeGenerator):
     def claims(self, node: Node) -> str | None:
         return claim_of_loops(self, node)
 
+    def rounds_ahead(self, node: Node) -> bool | None:
+        return None  # operands are stored rounded, or rounded as tiles of them are brought together
+
     def accepts_dtype(self, dtype: DType) -> bool:
         return dtype.kind in "fiub" and not as_bytes(dtype)
 

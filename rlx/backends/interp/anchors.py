@@ -37,7 +37,7 @@ def anchor_result(anchor: Anchor, out: tuple[int, ...], dtype: DType, run: Evalu
             b = run.over(anchor.b, (*out[:-2], n, out[-1]), (*batch, Var("k"), column)).astype(dtype.numpy)
             if anchor.zero is not None:
                 a = a - over(anchor.zero, ()).astype(dtype.numpy)
-            return _matmul(rounded_q8(a) if anchor.activations else a, b)
+            return _matmul(rounded_q8(a) if anchor.activations == "q8" else a, b)
         case Conv():
             x, w = over(anchor.x, anchor.x_shape), over(anchor.w, anchor.w_shape)
             if dtype.is_integer:  # of narrower operands

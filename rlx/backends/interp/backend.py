@@ -33,7 +33,7 @@ class InterpBackend(CodeGenerator):
     name = "interp"
     unified = False
     capabilities = InterpExecutable.capabilities
-    precisions = frozenset({"f32", "q8"})
+    precisions = frozenset({"f32", "bf16", "f16", "q8"})
     honours = frozenset({"alignment", "reuse", "search", "debug"})
     fusing = Fusing()
 

@@ -77,8 +77,8 @@ def running_options(command: F) -> F:
                 type=click.Choice(list(PRECISIONS)),
                 default="f32",
                 show_default=True,
-                help="q8: activations are rounded to 8 bits before they are multiplied with weights of 8 bits or "
-                "fewer; faster.",
+                help="What products multiply. bf16, f16: numbers of 16 bits, so weights take 2 bytes. q8: activations "
+                "are rounded to 8 bits for weights of 8 bits or fewer; faster.",
             ),
             click.option("--device", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True),
             click.option("--threads", type=click.IntRange(min=1), help="Default: all that the machine grants."),

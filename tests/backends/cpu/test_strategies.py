@@ -60,10 +60,11 @@ for form in FORMS.values():
         (m, n), (r, s) = form.m, form.r
         w, out = f"f32[64, 64, {r}, {s}]", f"f32[1, 64, {41 - r}, {41 - s}]"
         CASES[f"conv.winograd_lines+f{m}x{n}_{r}x{s}"] = conv(out, "f32[1, 64, 40, 40]", w)
-# chosen by tests of their own: of i16, of encoded, narrow and byte weights, of images of bytes, of fused kernels
+# chosen by tests of their own: of bf16, i16, of encoded, narrow and byte weights, of images of bytes, of fused kernels
 ELSEWHERE = {
-    "matmul.i16_pairs", "matmul.panels+f16", "matmul.panels+bf16", "matmul.panels+bytes", "conv.int8",
-    "conv.int8_depthwise", "conv.fused_depthwise", *(f"matmul.panels+{format.name}" for format in ENCODED),
+    "matmul.bf16_pairs", "matmul.bf16_thin", "matmul.i16_pairs", "matmul.panels+f16", "matmul.panels+bf16",
+    "matmul.panels+bytes", "conv.int8", "conv.int8_depthwise", "conv.fused_depthwise",
+    *(f"matmul.panels+{format.name}" for format in ENCODED),
     *(f"matmul.panels+{format.name}" for format in SCALED),
     *(f"matmul.q8+{format.code.name}" for format in Q8_FORMATS),
 }  # fmt: skip

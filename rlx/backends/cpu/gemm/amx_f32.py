@@ -45,7 +45,7 @@ from rlx.backends.cpu.schedule.matmul import (
 __all__ = [
     "ARGUMENTS", "FLOATS", "HIGH", "PANEL", "WORDS", "any_nonfinite", "begin_sums", "begin_tiles", "block",
     "copy_square", "is_small", "pair_of", "products_of", "routine",
-    "split_rows", "sums_anew", "with_tiles", "words_of_parts",
+    "split_rows", "sums_anew", "tile_shapes", "with_tiles", "words_of_parts",
 ]  # fmt: skip
 
 ARGUMENTS = "ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 rows, i64 columns, i64 k"

@@ -17,6 +17,7 @@ from rlx.backends.cpu.schedule.matmul import MatmulSchedule
 from rlx.backends.cpu.strategy import Setting, Step
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.shape import Size
 from rlx.kernels.expr import Expr
 from rlx.kernels.lowering import Contract
 from rlx.kernels.program import Kernel
@@ -120,6 +121,10 @@ class PanelFormat:
     def result(self, sums: str) -> str:
         """The LLVM type of an element of C in memory."""
         return sums
+
+    def steps(self, k: Size) -> Size:
+        """How many steps of panels a sum over so many elements takes."""
+        return k
 
     def column_bytes(self, sums: str) -> int:
         """Bytes from column to column of a panel."""

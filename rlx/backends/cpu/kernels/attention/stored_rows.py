@@ -1,7 +1,8 @@
 """Rows of keys and values as they are stored, and how their elements become f32 in registers.
 
 A format reads `unit` elements of a row at a time, as so many vectors as they fill: a vector of floats, or a block of an
-encoding. Blocks lie along the depth, so a row is a whole number of them. No element is rounded on the way.
+encoding. Blocks lie along the depth, so a row is a whole number of them. No element is rounded on the way, but for
+products of operands of 16 bits (`_Rounded`).
 """
 
 from __future__ import annotations
@@ -132,6 +133,26 @@ FLOATS: dict[str, RowFormat] = {name: _Floats(DTYPES[name]) for name in ("f32", 
 BLOCKS: dict[str, RowFormat] = {made.name: made for made in (_Bytes(), _Nibbles())}
 
 
+class _Rounded(RowFormat):
+    """Elements as another format reads them, then rounded to a type of 16 bits."""
+
+    def __init__(self, format: RowFormat, dtype: DType) -> None:
+        self.format, self.dtype = format, dtype
+        self.name, self.block, self.nbytes = f"{format.name}_{dtype.name}", format.block, format.nbytes
+
+    def _rounded(self, f: Function, x: str, lanes: int) -> str:
+        return convert.convert(f, convert.convert(f, x, F32, self.dtype, lanes), self.dtype, F32, lanes)
+
+    def vectors(self, f: Function, p: str, lanes: int) -> list[str]:
+        return [self._rounded(f, x, lanes) for x in self.format.vectors(f, p, lanes)]
+
+    def some(self, f: Function, row: str, d: str | int, lanes: int) -> str:
+        return self._rounded(f, self.format.some(f, row, d, lanes), lanes)
+
+    def masked(self, f: Function, p: str, lanes: int, mask: str) -> str:
+        return self._rounded(f, self.format.masked(f, p, lanes, mask), lanes)
+
+
 @dataclass(frozen=True)
 class StoredRows:
     """Rows in memory: the address of the first, the bytes from row to row, and the format of both."""
@@ -175,6 +196,9 @@ def in_place(operand: Expr) -> Expr:
 
 def where_of(operand: Expr) -> Where | None:
     """Where an operand lies, in a format that is known here; None if it is nothing of the kind."""
+    if isinstance(operand, Cast) and operand.dtype.name in ("f16", "bf16"):
+        found_below = where_of(operand.value)
+        return found_below and replace(found_below, format=_Rounded(found_below.format, operand.dtype))
     if isinstance(operand, Load) and isinstance(operand.source, Buffer):
         found = FLOATS.get(operand.dtype.name)
         return (

@@ -17,9 +17,10 @@ from rlx.kernels.expr import Expr, Load, Var, const, loads, size_expr, substitut
 from rlx.kernels.lowering import Contract, Conv, out_vars
 from rlx.kernels.prepared import is_fixed
 from rlx.kernels.program import Kernel, Store
+from rlx.ops.conv import Conv as ConvOp
 from rlx.records import replace
 
-__all__ = ["as_product", "may_be_product"]
+__all__ = ["as_pairs", "as_product", "is_pointwise", "may_be_product"]
 
 LEAST = 512  # pixels of a plane: of fewer, rows of results are too short to pay
 PIXEL = Var("pixel")
@@ -64,6 +65,31 @@ def as_product(kernel: Kernel) -> Kernel | None:
     return replace(kernel, anchor=product, stores=(made,))
 
 
+def as_pairs(kernel: Kernel) -> Kernel | None:
+    """The product, of rows that are pixels, which computes a convolution of operands rounded to bf16; else None."""
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Conv)
+    space = store.extents[2:]
+    x, expr = _flat(anchor.x, space), _flat(store.expr, space)
+    index = _merged(linear_index(store.index, store.buffer.shape), space)
+    if anchor.activations != "bf16" or len(kernel.stores) > 1 or x is None or expr is None or index is None:
+        return None
+    image, pixel, output = out_vars(3)
+    i0, i1, *taps = out_vars(len(anchor.w_shape))
+    w = substitute_vars(anchor.w, {i0: output, i1: DEPTH, **dict.fromkeys(taps, const(0, DEPTH.dtype))})
+    results: dict[Var, Expr] = {i0: image, i1: output, PIXEL: pixel}
+    extents = (store.extents[0], size_product(space), anchor.w_shape[0])
+    rows = substitute_vars(x, {**results, i1: DEPTH})
+    product = Contract(*extents[1:], anchor.w_shape[1], rows, w, activations="bf16")
+    made = Store(store.buffer, extents, _at(store, results), substitute_vars(expr, results))
+    return replace(kernel, anchor=product, stores=(made,))
+
+
+def is_pointwise(op: ConvOp, w: Shape) -> bool:
+    """Whether a convolution multiplies the channels of each pixel by all weights."""
+    return all(size == 1 for size in w[2:]) and op.groups == 1 and not any(op.pads) and {*op.strides} <= {1}
+
+
 def _at(store: Store, to: dict[Var, Expr]) -> tuple[Expr, ...]:
     """Where a result is stored: in the first row of a plane, which the number of its pixel may lead beyond."""
     *outer, last = out_vars(len(store.extents))[2:]
@@ -80,7 +106,7 @@ def may_be_product(kernel: Kernel) -> bool:
     assert isinstance(anchor, Conv)
     single = all(size == 1 for size in anchor.w_shape[2:]) and {*anchor.strides} == {1} and not any(anchor.pads)
     floats = anchor.x.dtype.is_float and anchor.w.dtype is anchor.x.dtype and anchor.zero is None
-    if not single or not floats or len(kernel.stores) > 1:
+    if not single or not floats or len(kernel.stores) > 1 or anchor.activations:
         return False
     pixels, channels, few = size_product(space), anchor.w_shape[1], is_few(anchor.w_shape[0] // anchor.groups)
     known = isinstance(pixels, int) and all(isinstance(size, int) for size in (*space, *anchor.w_shape))

@@ -123,7 +123,7 @@ def unsuited(kernel: Kernel) -> str | None:
         f"it has fewer than {MIN_CHANNELS} channels or outputs a group, or as many as the run says": any(
             not isinstance(s, int) or s < MIN_CHANNELS for s in _sizes(anchor)
         ),
-        "its weights are computed": not ((w := weights_of(anchor)) and w.source.is_fixed),
+        "its weights are computed": not ((w := weights_of(anchor)) and w[0].source.is_fixed),
         f"its windows are {'x'.join(map(str, anchor.w_shape[2:]))}": all(f.r != window(anchor) for f in FORMS.values()),
     }
     return next((why for why, holds in reasons.items() if holds), None)

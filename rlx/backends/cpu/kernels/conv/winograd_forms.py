@@ -15,7 +15,7 @@ from rlx.backends.cpu.schedule.arguments import Address, Arguments, KernelCode, 
 from rlx.backends.cpu.schedule.winograd import WinogradSchedule
 from rlx.backends.cpu.strategy import Step
 from rlx.backends.cpu.target import Target
-from rlx.ir.dtype import DTYPES
+from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Cast, Load
@@ -97,10 +97,12 @@ def window(anchor: Conv) -> Shape:
     return anchor.w_shape[2:] if len(anchor.w_shape) == 4 else (1, *anchor.w_shape[2:])
 
 
-def weights_of(anchor: Conv) -> Load | None:
-    """Weights that lie in memory as floats, maybe shorter ones than the sums are made of."""
+def weights_of(anchor: Conv) -> tuple[Load, DType] | None:
+    """Weights that lie in memory as floats, maybe shorter ones than the sums are made of; what they are rounded to."""
     w = anchor.w.value if isinstance(anchor.w, Cast) else anchor.w
-    return w if isinstance(w, Load) and w.dtype.name in ("f16", "bf16", "f32") else None
+    narrow, w = w.dtype, w.value if isinstance(w, Cast) else w
+    known = {w.dtype.name, narrow.name} <= {"f16", "bf16", "f32"}
+    return (w, narrow) if isinstance(w, Load) and known else None
 
 
 def combine(f: Function, matrix: Matrix, values: list[str], ty: str) -> list[str]:
@@ -145,8 +147,9 @@ def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
     """
     anchor, buffer = kernel.anchor, kernel.stores[0].buffer
     assert isinstance(anchor, Conv)
-    stored = weights_of(anchor)
-    assert stored is not None
+    found = weights_of(anchor)
+    assert found is not None
+    stored, narrow = found
     dtype, memory = stored.dtype, convert.memory_type(stored.dtype)
     positions, panels, channels, _ = buffer.shape
     rank = len(anchor.w_shape)
@@ -183,7 +186,8 @@ def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
 
         def tap(i: int, j: int) -> str:
             at = f.add(f.mul(w.row_step, i), f.mul(w.column_step, j))
-            return convert.convert(f, f.load(memory, f.gep(p, at, memory)), dtype, DTYPES["f64"], 1)
+            x = convert.convert(f, f.load(memory, f.gep(p, at, memory)), dtype, narrow, 1)
+            return convert.convert(f, x, narrow, DTYPES["f64"], 1)
 
         half = [combine(f, across, [tap(i, j) for j in range(form.r[1])], "double") for i in range(form.r[0])]
         made = [combine(f, down, [line[j] for line in half], "double") for j in range(form.n[1])]

@@ -33,6 +33,7 @@ from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Expr, Load
 from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.program import Kernel, Store
+from rlx.records import replace
 
 __all__ = ["Product"]
 
@@ -53,7 +54,7 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
     batch, row, column = vars[:-2], vars[-2], vars[-1]
     a, b = (linear_index(x.indices, x.source.shape) for x in (anchor.a, anchor.b))
     c = linear_index(store.index, store.buffer.shape)
-    m, n, k = anchor.m, anchor.n, anchor.k
+    m, n, k = anchor.m, anchor.n, format.steps(anchor.k)
     epilogue = epilogue_of(store, [row], [m], column, n, dtype)
     to_scratch = not epilogue.in_place
     count = size_product(store.extents[:-2])
@@ -61,7 +62,7 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
     tiles = target.multiplies_by_tiles(dtype.name) and format.by_tiles
     product = MatmulSchedule(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, target.rates, tiles)
     cut = once(format.schedule(product, target))
-    table = ArgumentTable(_arguments(store, anchor, cut, gemm.block_routine(tile)))
+    table = ArgumentTable(_arguments(store, replace(anchor, k=k), cut, gemm.block_routine(tile)))
     sites: list[str] = []
 
     def offsets(f: Function, number: str) -> tuple[str, str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlx.backends.cpu.gemm.panels.bf16 import BF16_PAIRS
 from rlx.backends.cpu.gemm.panels.bytes import BYTES
 from rlx.backends.cpu.gemm.panels.coded import IN_BLOCKS, SCALED
 from rlx.backends.cpu.gemm.panels.f28 import F28_PANELS
@@ -13,7 +14,7 @@ from rlx.backends.cpu.gemm.panels.q8 import Q8_FORMATS
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
 from rlx.backends.cpu.kernels.conv import strategies as conv
 from rlx.backends.cpu.kernels.matmul.product import Product
-from rlx.backends.cpu.kernels.matmul.thin import Thin
+from rlx.backends.cpu.kernels.matmul.thin import Thin, ThinRounded
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, computed
 from rlx.backends.cpu.target import Target
 from rlx.ir.casting import rounded_q8_element
@@ -24,7 +25,7 @@ from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Kernel, Store
 from rlx.records import replace
 
-__all__ = ["INT8", "MATMUL", "Q8", "accepts_operand", "layout", "unsuited"]
+__all__ = ["BF16", "INT8", "MATMUL", "Q8", "accepts_operand", "layout", "unsuited"]
 
 I8, I16, I32 = DTYPES["i8"], DTYPES["i16"], DTYPES["i32"]
 
@@ -32,6 +33,8 @@ I8, I16, I32 = DTYPES["i8"], DTYPES["i16"], DTYPES["i32"]
 INT8 = int8_conv.Int8("matmul.int8")  # computed as a convolution of one pixel
 PANELS = Product("matmul.panels", PLAIN)
 Q8: tuple[CpuStrategy, ...] = tuple(Product(f"matmul.q8+{format.code.name}", format) for format in Q8_FORMATS)
+BF16_PRODUCT = Product("matmul.bf16_pairs", BF16_PAIRS)
+BF16: tuple[CpuStrategy, ...] = (ThinRounded("matmul.bf16_thin", BF16_PRODUCT), BF16_PRODUCT)
 # The first that does not refuse a product of others than bytes computes it.
 MATMUL: tuple[CpuStrategy, ...] = (
     Thin("matmul.thin", PANELS),
@@ -69,6 +72,8 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
         return conv.layout(int8_conv.as_convolution(kernel), setting, (INT8,))
     kernel = _rows_together(kernel, kernel.anchor)
     assert isinstance(kernel.anchor, Contract)
+    if kernel.anchor.activations == "bf16":
+        return computed(kernel, BF16, setting)
     if kernel.anchor.activations:
         if any(strategy.refuses(kernel, setting) is None for strategy in Q8):
             return computed(kernel, Q8, setting)

@@ -75,21 +75,28 @@ class ThinArguments(Arguments):
 
 @dataclass(frozen=True)
 class Reading:
-    """How an operand lies in memory: `step` from row to row (of B: from column to column), `k_step` along k."""
+    """How an operand lies in memory: `step` from row to row (of B: from column to column), `k_step` along k.
+
+    `narrow` is what its elements are rounded to, if they are.
+    """
 
     load: Load
     index: Affine
     step: Size
     k_step: Size
+    narrow: DType | None = None
 
 
 def _read(e: Expr, sums: DType, along: Var) -> Reading | None:
     """Elements of floats in memory, maybe converted to the type of the sums, whose index is linear; else None."""
     load = e.value if isinstance(e, Cast) and e.dtype is sums else e
+    narrow = load.dtype if isinstance(load, Cast) and load.dtype.bits == 16 else None
+    load = load.value if isinstance(load, Cast) and narrow else load
     if not isinstance(load, Load) or load.where is not None or load.dtype.name not in ("f16", "bf16", "f32", "f64"):
         return None
     index = linear_index(load.indices, load.source.shape)
-    return Reading(load, index, index.coefs.get(along, 0), index.coefs.get(DEPTH, 0)) if index.is_linear else None
+    step, k_step = (index.coefs.get(v, 0) for v in (along, DEPTH))
+    return Reading(load, index, step, k_step, narrow) if index.is_linear else None
 
 
 def _pairs(anchor: Contract, few_rows: bool) -> tuple[Size, Size]:
@@ -166,6 +173,18 @@ class Thin(CpuStrategy):
         return alternatives(_choice(kernel), *([code] for code in thin), otherwise)
 
 
+class ThinRounded(Thin):
+    """Up to 12 rows or columns, of operands that a run brings and that are rounded to bf16 as they are read."""
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        anchor = kernel.anchor
+        assert isinstance(anchor, Contract)
+        if is_fixed(anchor.b):
+            return "its second operand can be packed before any run"
+        always = any(_sides(kernel).values())
+        return None if always else f"it may have more than {MOST} rows and columns, or lies in no matrices"
+
+
 def _with_rows(kernel: Kernel) -> tuple[Kernel, list[Kernel]]:
     """The kernel whose A is read as it lies, and what copies it to where it is where it can't be."""
     anchor = kernel.anchor
@@ -200,7 +219,7 @@ def _emit(kernel: Kernel, few_rows: bool, target: Target) -> KernelCode:
     epilogue = epilogue_of(store, [row], [anchor.m], column, anchor.n, sums)
     in_place = epilogue.in_place and (few_rows or (anchor.n == 1 and c.coefs.get(row, 0) == 1))
     along = many.step == 1
-    types = Types(sums, many.load.dtype, few.load.dtype, target.vector_bytes)
+    types = Types(sums, many.load.dtype, few.load.dtype, target.vector_bytes, many.narrow)
     products = size_product(store.extents[:-2])
     sizes = (*_pairs(anchor, few_rows), anchor.k, products, sums.itemsize, many.load.dtype.itemsize)
     cut = once(ThinSchedule(*sizes, along, not in_place, store.extents, target.rates))

@@ -47,16 +47,25 @@ LINE = 64  # bytes of each row that are transposed together
 
 @dataclass(frozen=True)
 class Types:
-    """The element types of the sums, and of both operands in memory; vectors have so many bytes."""
+    """The element types of the sums, of both operands in memory, and of what these are rounded to, if they are.
+
+    Vectors have so many bytes.
+    """
 
     sums: DType
     many: DType
     few: DType
     vector_bytes: int
+    narrow: DType | None = None
 
     @property
     def lanes(self) -> int:
         return self.vector_bytes // self.sums.itemsize
+
+    @property
+    def streamed(self) -> str:
+        """What tells the sums of these apart from others, in names of functions."""
+        return "_".join(d.name for d in (self.sums, self.many, self.narrow) if d)
 
     @property
     def scalar(self) -> str:
@@ -73,6 +82,8 @@ class Types:
 
     def widened(self, f: Function, x: str, dtype: DType, w: int) -> str:
         """Elements of memory in the type of the sums."""
+        if self.narrow is not None:
+            x, dtype = convert.convert(f, x, dtype, self.narrow, w), self.narrow
         return x if dtype is self.sums else convert.convert(f, x, dtype, self.sums, w)
 
 
@@ -85,7 +96,7 @@ def routine(types: Types, rows: int | None = None, *, along: bool) -> Routine:
     `few_step` and `k_step` are those of `few`. Across there are at least `LEAST` columns. `room` has rows * k elements,
     and along as many strips of sums.
     """
-    names = "_".join(d.name for d in (types.sums, types.many, types.few))
+    names = "_".join(d.name for d in (types.sums, types.many, types.few, types.narrow) if d)
     way, together = ("along", TOGETHER) if along else ("across", ACROSS)
     counts = _counts(rows, together)
     name = "_".join([f"rlx_thin_{way}_{names}x{types.lanes}", *([str(rows)] if rows else [])])
@@ -94,7 +105,7 @@ def routine(types: Types, rows: int | None = None, *, along: bool) -> Routine:
     whole = "0" if along else f.mul(f.div("%k", unit), unit)  # steps of k in units
     copied = f.gep("%room", f.mul("%rows", STRIDE), types.scalar) if along else "%room"
     few = copied
-    if types.few is types.sums:  # one row may lie in memory as it would be copied
+    if types.few is types.sums and types.narrow is None:  # one row may lie in memory as it would be copied
         alone = f.and_(f.and_(f.cmp("eq", "%rows", 1), f.cmp("eq", "%k_step", 1)), f.cmp("eq", whole, 0, "i64"))
         few = f.select(alone, "%few", copied, "ptr")
         f.if_(alone, lambda: None, lambda: _copy(f, types, copied, together, whole))
@@ -231,7 +242,7 @@ def _add_rows(types: Types, rows: int) -> Function:
     """`(ptr many, i64 step, ptr few, ptr parts, i64 n, i64 count)`: adds up to `STEPS` steps to a strip of sums."""
     ty, v, lanes, many = types.scalar, types.vector, types.lanes, convert.memory_type(types.many)
     f = Function(
-        f"rlx_thin_rows_{types.sums.name}_{types.many.name}x{lanes}_{rows}",
+        f"rlx_thin_rows_{types.streamed}x{lanes}_{rows}",
         [("ptr", "many"), ("i64", "step"), ("ptr", "few"), ("ptr", "parts"), ("i64", "n"), ("i64", "count")],
         shared=True,
         attrs="nounwind noinline",
@@ -332,7 +343,7 @@ def _add_blocks(types: Types, rows: int) -> tuple[int, Function]:
     each = lanes // blocks
     height = each * groups
     f = Function(
-        f"rlx_thin_blocks_{types.sums.name}_{types.many.name}x{lanes}_{rows}",
+        f"rlx_thin_blocks_{types.streamed}x{lanes}_{rows}",
         [
             ("ptr", "many"),
             ("i64", "step"),

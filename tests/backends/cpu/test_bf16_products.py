@@ -1,0 +1,417 @@
+"""Products of f32 whose operands are rounded to 16 bits: how exact they are on several machines, and their bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from targets import machine, pretend
+
+import rlx
+from rlx.errors import DTypeError, OptionError
+from rlx.ir.casting import narrowed
+from rlx.ir.dtype import DTYPES
+from rlx.ir.encoding import encoding_named
+from rlx.ir.graph import Array
+from rlx.ir.shape import Size
+
+pytestmark = pytest.mark.needs("avx2")
+MACHINES = [
+    pytest.param(64, "tiles", id="amx", marks=pytest.mark.needs("amx_f32", "bf16")),
+    pytest.param(64, "pairs", id="avx512_bf16", marks=pytest.mark.needs("bf16")),
+    pytest.param(64, "fma", id="avx512", marks=pytest.mark.needs("avx512")),
+    pytest.param(32, "fma", id="avx2"),
+]
+PRECISIONS = pytest.mark.parametrize("precision", ["bf16", "f16"])
+LEAST = 2.0**-126  # what is smaller may count as zero
+Feeds = dict[str, Array]
+
+
+def on(monkeypatch: pytest.MonkeyPatch, vector_bytes: int, by: str) -> None:
+    """Code is made for such a machine from here on."""
+    features = machine().features.replace("+avx512bf16", "-avx512bf16" if by == "fma" else "+avx512bf16")
+    tiles = by == "tiles"
+    pretend(monkeypatch, vector_bytes=vector_bytes, features=features, tiles=tiles, float_tiles=tiles)
+
+
+def graph(k: int, n: int, rows: Size) -> rlx.Graph:
+    """x @ w, of rows that may be open."""
+    g = rlx.Graph("product")
+    g.output(g.input("x", (rows, k)) @ g.param("w", (k, n)), "y")
+    return g
+
+
+def product(k: int, n: int, rows: Size, precision: str = "bf16", **options: Any) -> rlx.CompiledGraph:
+    return rlx.compile(graph(k, n, rows), device="cpu", precision=precision, cache=False, **options)
+
+
+def numbers(*shape: int, seed: int = 0) -> Array:
+    """Of many sizes from row to row."""
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal(shape) * 10.0 ** rng.integers(-4, 4, (*shape[:-1], 1))).astype(np.float32)
+
+
+def assert_close(y: Array, x: Array, w: Array, precision: str = "bf16") -> None:
+    """Within the bound of `gemm/panels/bf16.py` of the product of the rounded operands in f64."""
+    a, b = (narrowed(t, precision).astype(np.float64) for t in (x, w))
+    k, sizes = x.shape[-1], np.abs(a) @ np.abs(b)
+    small = k * LEAST * (1 + np.abs(a).max(initial=0) + np.abs(b).max(initial=0))
+    assert (np.abs(y - a @ b) <= (k + 8) * 2.0**-24 * sizes + small).all()
+
+
+def agree(g: rlx.Graph, feeds: Feeds, precision: str, within: float, params: Feeds | None = None) -> None:
+    """The CPU, interp and the reference differ by so much of the largest result, and f32 by more."""
+    results = {}
+    for device, asked in (("cpu", precision), ("interp", precision), ("reference", precision), ("cpu", "f32")):
+        model = rlx.compile(g, device=device, precision=asked, cache=False)
+        model.set_params(params or {})
+        results[device, asked] = model.run(feeds)
+    for number, want in enumerate(results["reference", precision]):
+        size = np.abs(want).max()
+        for device in ("cpu", "interp"):
+            assert np.abs(results[device, precision][number] - want).max() <= within * size, device
+        assert np.abs(results["cpu", "f32"][number] - want).max() > 8 * 2.0**-24 * size
+
+
+# ---- matrix products
+
+
+@PRECISIONS
+@pytest.mark.parametrize("vector_bytes, by", MACHINES)
+def test_products(vector_bytes: int, by: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Odd depths too, which end with half a pair, several blocks of k, and columns at the ends of panels."""
+    on(monkeypatch, vector_bytes, by)
+    way = "matmul.bf16_pairs" if by != "fma" and precision == "bf16" else f"matmul.panels+{precision}"
+    for k, n in ((1, 1), (2, 16), (7, 33), (64, 47), (129, 100), (601, 18), (1030, 290)):
+        model, w = product(k, n, rlx.Dim("m", 1, 300), precision), numbers(k, n, seed=1)
+        assert f" {way} " in model.explain("kernels")
+        model.set_params({"w": w})
+        for m in (1, 2, 3, 4, 7, 8, 13, 29, 150):
+            x = numbers(m, k)
+            assert_close(model.run({"x": x})[0], x, w, precision)
+
+
+@pytest.mark.parametrize("vector_bytes, by", MACHINES)
+def test_a_row_has_its_bits_with_any_rows_and_threads(
+    vector_bytes: int, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, vector_bytes, by)
+    k, n = 1027, 590
+    w, x = numbers(k, n, seed=1), numbers(150, k)
+    (want,) = _with(product(k, n, 150, threads=2), w).run({"x": x})
+    for threads in (1, 2, 3):
+        model = _with(product(k, n, rlx.Dim("m", 1, 150), threads=threads), w)
+        for start, count in (*((3 * m, m) for m in range(1, 15)), (40, 33), (0, 150)):
+            (y,) = model.run({"x": x[start : start + count]})
+            assert np.array_equal(y, want[start : start + count])
+
+
+def _with(model: rlx.CompiledGraph, w: Array) -> rlx.CompiledGraph:
+    model.set_params({"w": w})
+    return model
+
+
+@PRECISIONS
+@pytest.mark.parametrize("vector_bytes, by", MACHINES)
+def test_what_is_not_finite(vector_bytes: int, by: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN, infinities, and what becomes one when it is rounded; each touches its own row or column."""
+    on(monkeypatch, vector_bytes, by)
+    x, w = numbers(9, 45), numbers(45, 20, seed=1)
+    plain = _with(product(45, 20, 9, precision), w).run({"x": x})[0]
+    x[0, 3], x[1, 44], x[2, 0], x[3, 7] = np.nan, np.inf, -np.inf, np.finfo(np.float32).max
+    w[5, 1], w[44, 2] = np.nan, np.inf
+    model = _with(product(45, 20, 9, precision), w)
+    y = model.run({"x": x})[0]
+    with np.errstate(invalid="ignore", over="ignore"):
+        want = narrowed(x, precision).astype(np.float64) @ narrowed(w, precision).astype(np.float64)
+    assert np.isnan(y[0]).all()
+    assert np.isnan(y[:, 1]).all()
+    assert np.array_equal(np.isnan(y), np.isnan(want))
+    assert np.array_equal(y[np.isinf(want)], want[np.isinf(want)])
+    rest = np.delete(np.arange(20), [1, 2])
+    assert np.array_equal(y[4:, rest], plain[4:, rest])
+
+
+def test_small_numbers_may_be_zeros() -> None:
+    """Denormals, in operands and in sums: off by what the bound says, never more, and numbers above are exact."""
+    k, n = 40, 18
+    x, w = np.full((6, k), 2.0**-80, np.float32), np.full((k, n), 2.0**-44, np.float32)
+    x[1], x[2], x[3], x[4] = 2.0**-82, 2.0**-130, 2.0**-149, 0
+    x[5] = 2.0**-82 * (1 - 2 * (np.arange(k) % 2))
+    model = product(k, n, 6)
+    model.set_params({"w": w})
+    y = model.run({"x": x})[0]
+    assert_close(y, x, w)
+    assert (y[0] > 0).all()
+    w[:] = 2.0**120
+    model.set_params({"w": w})
+    assert_close(model.run({"x": x})[0], x, w)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("vector_bytes, by", MACHINES)
+def test_no_elements(vector_bytes: int, by: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, vector_bytes, by)
+    for m, k, n in ((0, 5, 3), (4, 0, 3), (4, 5, 0)):
+        g = rlx.Graph("none")
+        g.output(g.input("x", (m, k)) @ g.input("w", (k, n)) + 1.0, "y")
+        y = rlx.compile(g, device="cpu", precision=precision).run(
+            [np.ones((m, k), np.float32), np.ones((k, n), np.float32)]
+        )
+        assert np.array_equal(y[0], np.ones((m, n), np.float32))
+
+
+@PRECISIONS
+def test_where_operands_lie(precision: str) -> None:
+    """In batches, columns, slices and products of their own, with one that is known before, or none."""
+    g = rlx.Graph("operands")
+    m = rlx.Dim("m", 1, 40)
+    x, y = g.input("x", (3, m, 70)), g.input("y", (3, 33, 70))
+    w = g.param("w", (70, 21))
+    g.output(x @ rlx.transpose(y, perm=(0, 2, 1)), "batched")
+    g.output(rlx.transpose(x, perm=(1, 0, 2)) @ w, "turned")
+    g.output(rlx.slice(x, starts=(0, 0, 3), sizes=(3, m, 21), steps=(1, 1, 1)) @ rlx.transpose(w, perm=(1, 0)), "part")
+    g.output(rlx.transpose(w, perm=(1, 0)) @ rlx.transpose(y, perm=(0, 2, 1)), "left")
+    g.output(rlx.gemm(w, w, trans_a=True, alpha=0.5), "fixed")
+    g.output(rlx.relu(rlx.relu(x) @ w) @ rlx.transpose(w, perm=(1, 0)), "chained")
+    g.output(rlx.einsum(x, y, equation="bmk,bnk->nbm"), "einsum")
+    rng, sizes = np.random.default_rng(0), {"x": (3, 13, 70), "y": (3, 33, 70), "w": (70, 21)}
+    arrays = {n: rng.standard_normal(s).astype(np.float32) for n, s in sizes.items()}
+    agree(g, {n: arrays[n] for n in "xy"}, precision, 2e-6, {"w": arrays["w"]})
+
+
+@PRECISIONS
+@pytest.mark.parametrize("turned", [False, True])
+def test_few_rows_of_operands_that_a_run_brings(turned: bool, precision: str) -> None:
+    """The large one is read once, where it lies, and rounded in registers; so is a large first one with few columns."""
+    for m, k, n in ((1, 70, 300), (8, 129, 65), (12, 33, 64), (400, 70, 1), (90, 64, 5)):
+        g = rlx.Graph("few")
+        a, b = g.input("a", (k, m) if turned else (m, k)), g.input("b", (n, k) if turned else (k, n))
+        y = rlx.transpose(a, perm=(1, 0)) @ rlx.transpose(b, perm=(1, 0)) if turned else a @ b
+        g.output(y + 0.5, "y")
+        rng = np.random.default_rng(m)
+        feeds = {
+            "a": rng.standard_normal(a.shape).astype(np.float32),
+            "b": rng.standard_normal(b.shape).astype(np.float32),
+        }
+        agree(g, feeds, precision, 2e-6)
+
+
+@pytest.mark.needs("bf16")
+def test_what_computes_few_rows() -> None:
+    g = rlx.Graph("few")
+    g.output(g.input("a", (3, 70)) @ g.input("b", (70, 90)), "y")
+    assert " matmul.bf16_thin " in rlx.compile(g, device="cpu", precision="bf16").explain("kernels")
+
+
+@PRECISIONS
+def test_depths_that_a_run_brings(precision: str) -> None:
+    m, n = rlx.Dim("m", 1, 90), rlx.Dim("n", 1, 200)
+    g = rlx.Graph("open")
+    a, b = g.input("a", (m, n)), g.input("b", (n, 5))
+    g.output(a @ b, "y")
+    g.output(rlx.transpose(a, perm=(1, 0)) @ a, "z")
+    for rows, depth in ((1, 1), (3, 7), (20, 33), (77, 190)):
+        rng = np.random.default_rng(depth)
+        feeds = {"a": rng.standard_normal((rows, depth)), "b": rng.standard_normal((depth, 5))}
+        agree(g, {k: v.astype(np.float32) for k, v in feeds.items()}, precision, 4e-6)
+
+
+@PRECISIONS
+def test_vectors(precision: str) -> None:
+    g = rlx.Graph("vectors")
+    a, b, c = g.input("a", (77,)), g.input("b", (77,)), g.input("c", (5, 77))
+    for name, y in (("dot", a @ b), ("columns", c @ b), ("rows", a @ rlx.transpose(c, perm=(1, 0)))):
+        g.output(y, name)
+    rng, sizes = np.random.default_rng(0), {"a": (77,), "b": (77,), "c": (5, 77)}
+    agree(g, {n: rng.standard_normal(s).astype(np.float32) for n, s in sizes.items()}, precision, 4e-6)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("weight", ["f16", "bf16", "q8_0", "q4_k"])
+def test_weights_of_other_types(weight: str, precision: str) -> None:
+    """What is stored is decoded, then rounded."""
+    k, n = 256, 40
+    g, rng = rlx.Graph("weights"), np.random.default_rng(3)
+    w = rng.standard_normal((n, k)).astype(np.float32)
+    if weight in ("f16", "bf16"):
+        param = rlx.cast(g.param("w", (n, k), weight, data=w.astype(DTYPES[weight].numpy)), "f32")
+    else:
+        param = g.param("w", (n, k), encoding=weight, data=encoding_named(weight).encode(w))
+    g.output(g.input("x", (rlx.Dim("m", 1, 90), k)) @ param.T, "y")
+    agree(g, {"x": numbers(70, k)}, precision, 1e-6)
+
+
+def test_rows_are_rounded_once_for_all_that_read_them() -> None:
+    g = rlx.Graph("shared")
+    x, other = g.input("x", (30, 64)), g.input("other", (30, 64))
+    for number, a in enumerate((x, x, x, other)):
+        g.output(a @ g.param(f"w{number}", (64, 40 + number)), f"y{number}")
+    model = rlx.compile(g, device="cpu", precision="bf16", cache=False)
+    if "matmul.bf16_pairs" in model.explain("kernels"):
+        assert model.explain("kernels").count("matmul.round_pairs") == 2
+
+
+@PRECISIONS
+def test_weights_take_two_bytes_an_element(precision: str) -> None:
+    """In whole panels and pairs; the estimate says so before."""
+    for k, n in ((512, 250), (511, 256)):
+        model = product(k, n, 8, precision)
+        assert model.needs.prepared <= 2 * 512 * 256
+        estimate = rlx.estimate(graph(k, n, 8), device="cpu", precision=precision)
+        assert 2 * k * n <= estimate.weight_bytes == model.needs.prepared
+
+
+@pytest.mark.needs("bf16")
+def test_it_says_what_computes_it() -> None:
+    model = product(64, 48, 5)
+    assert 'activations="bf16"' in model.explain("passes")
+    assert " matmul.bf16_pairs " in model.explain("kernels")
+
+
+def test_an_artifact_has_them(tmp_path: Path) -> None:
+    w, x = numbers(64, 48, seed=1), numbers(5, 64)
+    model = _with(product(64, 48, 5), w)
+    want = model.run({"x": x})[0]
+    model.save(tmp_path / "model.rlxart")
+    assert np.array_equal(rlx.load_artifact(tmp_path / "model.rlxart").run({"x": x})[0], want)
+
+
+# ---- other products
+
+
+ATTENTION = {
+    "some rows": ((2, 4, 20, 32), (2, 4, 33, 32), {}),
+    "one row of an odd depth": ((2, 4, 1, 31), (2, 4, 33, 31), {"causal": True}),
+    "shared heads": ((1, 8, 21, 16), (1, 2, 40, 16), {"causal": True}),
+}
+
+
+@PRECISIONS
+@pytest.mark.parametrize("vector_bytes, by", MACHINES)
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention(name: str, vector_bytes: int, by: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries, keys and values are rounded as they are read."""
+    on(monkeypatch, vector_bytes, by)
+    q, k, options = ATTENTION[name]
+    g = rlx.Graph("attention")
+    g.output(rlx.attention(g.input("q", q), g.input("k", k), g.input("v", k), **options), "y")
+    rng = np.random.default_rng(0)
+    agree(g, {n: rng.standard_normal(s).astype(np.float32) for n, s in (("q", q), ("k", k), ("v", k))}, precision, 1e-6)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+def test_attention_on_caches(dtype: str, precision: str) -> None:
+    """Of a count of keys, which are stored in their own type."""
+    g, rng, rows = rlx.Graph("cache"), np.random.default_rng(0), rlx.Dim("rows", 1, 8)
+    shape, keys = (1, 2, 64, 32), rng.standard_normal((1, 2, 64, 32)).astype(np.float32)
+    if dtype == "q8_0":
+        leaves = [g.param(n, shape, encoding=dtype, data=encoding_named(dtype).encode(keys)) for n in "kv"]
+    else:
+        leaves = [g.param(n, shape, dtype, data=keys.astype(dtype.replace("f", "float"))) for n in "kv"]
+    q = g.input("q", (1, 4, rows, 32))
+    g.output(rlx.attention(q, *leaves, g.input("count", (), "i64"), counted=True, causal=True), "y")
+    for count in (1, 4, 8):
+        feeds = {"q": rng.standard_normal((1, 4, count, 32)).astype(np.float32), "count": np.int64(50)}
+        agree(g, feeds, precision, 1e-6)
+
+
+@PRECISIONS
+def test_attention_in_small_ops(precision: str) -> None:
+    """What becomes attention rounds no weights, as the products would have: off by half a step of the type."""
+    g = rlx.Graph("raised")
+    q, k, v = (g.input(name, (1, 4, 17, 16)) for name in "qkv")
+    g.output(rlx.softmax(q @ rlx.transpose(k, perm=(0, 1, 3, 2)) * 0.25) @ v, "y")
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((1, 4, 17, 16)).astype(np.float32) for name in "qkv"}
+    model = rlx.compile(g, device="cpu", precision=precision)
+    assert " attention." in model.explain("kernels")
+    agree(g, feeds, precision, 2.0**-8 if precision == "bf16" else 2.0**-11)
+
+
+CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "3x3": ((2, 8, 14, 13), (24, 8, 3, 3), {"pads": (1, 1, 1, 1)}),
+    "1x1": ((2, 64, 28, 28), (96, 64, 1, 1), {}),
+    "1x1 of few pixels": ((1, 63, 7, 7), (33, 63, 1, 1), {}),
+    "1x1 by strides": ((2, 64, 28, 28), (96, 64, 1, 1), {"strides": (2, 2)}),
+    "depthwise": ((2, 32, 14, 13), (32, 1, 3, 3), {"pads": (1, 1, 1, 1), "groups": 32}),
+    "groups": ((2, 32, 14, 13), (48, 8, 3, 3), {"groups": 4}),
+    "one axis": ((2, 16, 50), (24, 16, 5), {}),
+    "1x1 of one axis": ((2, 16, 50), (24, 16, 1), {}),
+    "1x1 of three axes": ((2, 16, 5, 6, 7), (24, 16, 1, 1, 1), {}),
+    "1x1 to few outputs": ((2, 16, 30, 30), (2, 16, 1, 1), {}),
+}
+
+
+@PRECISIONS
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name: str, precision: str) -> None:
+    x, w, options = CONVOLUTIONS[name]
+    g, rng = rlx.Graph("conv"), np.random.default_rng(0)
+    g.output(rlx.relu(rlx.conv(g.input("x", x), g.param("w", w), **options) + 0.5), "y")
+    arrays = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("x", x), ("w", w))}
+    agree(g, {"x": arrays["x"]}, precision, 2e-6, {"w": arrays["w"]})
+
+
+@PRECISIONS
+def test_convolutions_of_open_sizes(precision: str) -> None:
+    """Beside other readers of the image, from sum to sum."""
+    g, rng = rlx.Graph("conv"), np.random.default_rng(0)
+    x = g.input("x", (rlx.Dim("b", 1, 4), 16, rlx.Dim("h", 1, 40), rlx.Dim("w", 1, 40)))
+    y = rlx.relu(rlx.conv(x, g.param("w", (24, 16, 1, 1))) + 0.5)
+    g.output(rlx.conv(y + rlx.relu(y - 1.0), g.param("v", (16, 24, 1, 1))) + x, "y")
+    params = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("w", (24, 16, 1, 1)), ("v", (16, 24, 1, 1)))}
+    for sizes in ((1, 16, 1, 1), (2, 16, 13, 7), (3, 16, 40, 40)):
+        agree(g, {"x": rng.standard_normal(sizes).astype(np.float32)}, precision, 2e-3, params)
+
+
+@pytest.mark.needs("bf16")
+def test_single_pixels_are_products_of_pairs() -> None:
+    """Others stay what they are in f32, by transforms too."""
+    for w, name in (((64, 64, 1, 1), "matmul.bf16_pairs"), ((64, 64, 3, 3), "conv.winograd_f4x4_3x3")):
+        g = rlx.Graph("conv")
+        g.output(rlx.conv(rlx.relu(g.input("x", (1, 64, 30, 30))), g.param("w", w)), "y")
+        model = rlx.compile(g, device="cpu", precision="bf16")
+        assert f" {name} " in model.explain("kernels")
+
+
+@PRECISIONS
+def test_transposed_convolutions(precision: str) -> None:
+    g, rng = rlx.Graph("conv"), np.random.default_rng(0)
+    g.output(rlx.conv_transpose(g.input("x", (2, 8, 14, 13)), g.param("w", (8, 24, 3, 3)), strides=(2, 2)), "y")
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((2, 8, 14, 13), (8, 24, 3, 3)))
+    agree(g, {"x": x}, precision, 1e-6, {"w": w})
+
+
+# ---- what is left alone
+
+
+@PRECISIONS
+def test_the_rest_is_computed_in_its_own_type(precision: str) -> None:
+    """Other declared types, sums, and recurrent cells have the bits that they have in f32."""
+    g, rng = rlx.Graph("rest"), np.random.default_rng(0)
+    x, d, i = g.input("x", (6, 40)), g.input("d", (6, 40), "f64"), g.input("i", (6, 40), "i32")
+    g.output(rlx.softmax(x) + rlx.sum(x), "sums")
+    g.output(d @ rlx.transpose(d, perm=(1, 0)), "f64")
+    g.output(i @ rlx.transpose(i, perm=(1, 0)), "i32")
+    w, r = (g.constant(rng.standard_normal((1, 32, n)).astype(np.float32)) for n in (40, 8))
+    g.output(rlx.lstm(rlx.reshape(x, shape=(6, 1, 40)), w, r)[0], "cells")
+    feeds: Feeds = {
+        "x": numbers(6, 40),
+        "d": rng.standard_normal((6, 40)),
+        "i": rng.integers(-9, 9, (6, 40)).astype(np.int32),
+    }
+    made, plain = (rlx.compile(g, device="cpu", precision=p).run(feeds) for p in (precision, "f32"))
+    assert all(np.array_equal(a, b) for a, b in zip(made, plain, strict=True))
+
+
+def test_an_attribute_that_is_not_known() -> None:
+    g = rlx.Graph("g")
+    x = g.input("x", (3, 3))
+    with pytest.raises(OptionError, match="expected 'q8', 'bf16', 'f16'"):
+        rlx.matmul(x, x, activations="f8")
+    with pytest.raises(DTypeError, match="takes f32"):
+        rlx.matmul(rlx.cast(x, "f64"), rlx.cast(x, "f64"), activations="bf16")
