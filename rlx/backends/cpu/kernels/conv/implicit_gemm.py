@@ -12,7 +12,7 @@ are added up in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import cast
 
@@ -33,7 +33,7 @@ from rlx.backends.cpu.kernels.conv.product import gathers_for_tiles
 from rlx.backends.cpu.kernels.conv.register_tiles import window_tile
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few
 from rlx.backends.cpu.llvm import convert
-from rlx.backends.cpu.llvm.builder import Function, Module, constant, size_of, vec, void
+from rlx.backends.cpu.llvm.builder import Function, Module, Operand, constant, size_of, vec, void
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
     Argument,
@@ -62,6 +62,7 @@ from rlx.records import dataclass
 __all__ = ["Begun", "begin", "emit", "from_planes", "suits"]
 
 ROWS = 8  # of a tile at most: each needs a register for its address
+UNROLLED = 4  # vectors of the channels of a group, at most, whose copy is no loop
 MOST_PLANES = 4  # whose pixels are as many elements of a vector
 
 
@@ -194,7 +195,7 @@ def words_of(
         out=out,
         scratch=Scratch(),
         block=block,
-        lines=lines_routine(kernel, target),
+        lines=lines_routine(kernel, target, geo.channels),
         extent_h=(geo.kernel[0] - 1) * geo.dilations[0] + 1,
         padded=part(cut, "padded"),
         copied=part(cut, "copied"),
@@ -284,31 +285,27 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     return here.parts(some_pixels)
 
 
-def lines_routine(kernel: Kernel, target: Target) -> Routine:
-    """What prepares the rows of a kernel's results."""
+def lines_routine(kernel: Kernel, target: Target, channels: Size) -> Routine:
+    """What prepares the rows of a kernel's results, of pixels of which so many channels are copied."""
     assert isinstance(kernel.anchor, Conv)
-    grouped = picks(kernel.anchor)
-    return _lines_routine(tile_of(kernel.anchor.x.dtype, target).of_one_panel, planes_of(kernel), grouped)
+    tile, grouped = tile_of(kernel.anchor.x.dtype, target).of_one_panel, picks(kernel.anchor)
+    vectors = -(-channels // tile.lanes) if grouped and isinstance(channels, int) else 0
+    return _lines(tile, planes_of(kernel), grouped, vectors if vectors <= UNROLLED else 0)
 
 
 @cache
-def _lines_routine(tile: Tile, planes: int, grouped: bool) -> Routine:
-    function = _lines(tile, planes, grouped)
-    return Routine(function.name, Module([function]).text())
-
-
-def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
+def _lines(tile: Tile, planes: int, grouped: bool, vectors: int) -> Routine:
     """`(ptr x, ptr copies, ptr offsets, ptr words, i64 r0, i64 r1)`: what rows r0..r1 of results need.
 
     With 0 `planes` the channels of a pixel lie together, else there are so many planes. `grouped`: pixels have more
-    channels than are copied.
+    channels than are copied, which are in so many `vectors`, if that is known and few.
 
     Writes the offset of the window of each of their pixels. With copies, these get the rows of the images that the
     windows cover, zeros around them, the rows of an image after those of the one before.
     """
     ty, lanes = tile.scalar, tile.lanes
     arguments = [("ptr", "x"), ("ptr", "copies"), ("ptr", "offsets"), ("ptr", "words"), ("i64", "r0"), ("i64", "r1")]
-    kind = f"_{planes}" if planes else "_grouped" if grouped else ""
+    kind = f"_{planes}" if planes else f"_grouped{vectors or ''}" if grouped else ""
     f = Function(f"rlx_lines_{tile.dtype}x{lanes}{kind}", arguments)
     w = ImplicitGemmArguments.loaded(f)
     channels, width, stride_h = w.channels, w.width, w.stride_h
@@ -351,12 +348,15 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
     def pick(source: str, place: str, some: str, step: str) -> None:
         """The channels of a group of some pixels `step` apart: in vectors, whose excess what comes after covers."""
 
-        def vector(p: str, q: str) -> Callable[[str, list[str]], None]:
+        def vector(p: str, q: str) -> Callable[[Operand, list[str]], None]:
             return lambda c, _: f.store(f.load(tile.vector, f.gep(p, c, ty)), f.gep(q, c, ty))
 
-        def pixel(i: str, whole: str) -> tuple[str, str]:
+        def pixel(i: str, whole: str, known: Sequence[int] = ()) -> tuple[str, str]:
             p, q = f.gep(source, f.mul(i, step), ty), f.gep(place, f.mul(i, channels), ty)
-            f.loop(0, whole, lanes, [], vector(p, q))
+            for at in known:
+                vector(p, q)(at, [])
+            if not known:
+                f.loop(0, whole, lanes, [], vector(p, q))
             return p, q
 
         def exact(i: str, _: list[str]) -> None:
@@ -365,7 +365,9 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
             f.loop(whole, channels, 1, [], lambda c, _: f.store(f.load(ty, f.gep(p, c, ty)), f.gep(q, c, ty)))
 
         covered = f.max(f.sub(some, f.div(f.add(step, lanes - 1), step)), 0)  # what they read too much is in the row
-        f.loop(0, covered, 1, [], lambda i, _: void(pixel(i, channels)))
+
+        known = range(0, vectors * lanes, lanes)
+        f.loop(0, covered, 1, [], lambda i, _: void(pixel(i, channels, known)))
         f.loop(covered, some, 1, [], exact)
 
     def spread(source: str, place: str) -> None:
@@ -495,7 +497,7 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
         lambda state: image(state[1], state[:1]),
     )
     f.ret()
-    return f
+    return Routine(f.name, Module([f]).text())
 
 
 @cache
@@ -514,7 +516,7 @@ def _block(tile: Tile) -> Function:
     names = [("ptr", "a"), ("ptr", "offsets"), ("ptr", "words"), ("ptr", "b"), ("ptr", "c"), ("i64", "ldc")]
     f = Function(f"rlx_direct_{tile.name}", [*names, ("i64", "pixels"), ("i64", "columns")], attrs="nounwind noinline")
     w = ImplicitGemmArguments.loaded(f, "pieces", "run", "piece_step", "group", "steps", "depth")
-    full, half = min(tile.rows, ROWS), min(tile.half_rows, ROWS)
+    full, half = min(tile.rows, ROWS), tile.half_rows
     kernels: dict[tuple[int, int], Function] = {}
     stride = f.mul(w.depth, width)
 
