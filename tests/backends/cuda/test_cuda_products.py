@@ -152,3 +152,22 @@ def test_few_rows(rows: int, dtype: str, precision: str, turned: bool) -> None:
     (got,) = model.run(inputs)
     close = 3e-5 if dtype == precision == "f32" else 8e-3
     assert np.abs(got.numpy().astype(np.float32) - np.asarray(expected, np.float32)).max() < close
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (8, 0)])
+def test_products_of_the_same_rows_are_one(capability: tuple[int, int], device: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights side by side; each part has its own bias, and columns that need not fill a tile."""
+    if isinstance(device, HostDriver):
+        monkeypatch.setattr(device, "capability", capability)
+    g = rlx.Graph("parts")
+    h = rlx.tanh(g.input("x", (2, 37, 64)))
+    for number, n in enumerate((72, 40, 128)):
+        w = g.param(f"w{number}", (64, n), data=normal((64, n), "f32") / 8)
+        y = h @ w + g.param(f"b{number}", (n,), data=normal((n,), "f32"))
+        g.output(rlx.softmax(y) if number else rlx.gelu(y), f"y{number}")
+    model = rlx.compile(g, device="cuda", precision="bf16")
+    assert [k.kind for k in model._executable.program.run].count("contract") == 1
+    inputs = [normal((2, 37, 64), "f32")]
+    expected = rlx.compile(g, device="reference").run(inputs)
+    for got, wide in zip(model.run(inputs), expected, strict=True):
+        assert np.abs(np.asarray(got) - wide).max() < 6e-3 * np.abs(wide).max()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cuda.text.form import COLUMN, ROW, K, Product, Target, Window
-from rlx.backends.cuda.text.function import Text
+from rlx.backends.cuda.text.function import PartStore, Text
 from rlx.backends.cuda.text.loops import store_text
 from rlx.backends.cuda.text.maps import LINE
 from rlx.backends.cuda.text.thin import thin_text
@@ -28,6 +28,7 @@ from rlx.kernels.expr import (
     Var,
     const,
     guarded,
+    index,
     size_expr,
     substitute_vars,
     transform,
@@ -37,7 +38,7 @@ from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Buffer, Store
 from rlx.records import replace
 
-__all__ = ["multiplied_as", "operands", "product_text"]
+__all__ = ["multiplied_as", "operands", "parts_texts", "product_text"]
 
 THIN = 4  # rows up to which a product is a loop nest: each element the sum of a row and a column
 
@@ -59,7 +60,24 @@ def product_text(store: Store, anchor: Contract | Conv, target: Target) -> Text:
     make = contraction(store, anchor, to) if isinstance(anchor, Contract) else windows(store, anchor, to)
     if narrow is None:
         return tile_text(store, make, acc)
-    return wgmma_text(store, make, narrow, target) or tensor_text(store, make, narrow)
+    return wgmma_text([store], make, narrow, target) or tensor_text(store, make, narrow)
+
+
+def parts_texts(stores: Sequence[Store], anchor: Contract, target: Target) -> list[Text]:
+    """The functions of a product whose columns go to several stores: one, or one for each."""
+    narrow = multiplied_as(anchor, DTYPES["f32"], target.precision)
+    if narrow is not None:
+        made = wgmma_text(stores, contraction(stores[0], anchor, narrow), narrow, target)
+        if made is not None:
+            return [made]
+    texts = []
+    for store in stores:
+        assert isinstance(store, PartStore)
+        column = out_vars(len(store.extents))[-1]
+        b = substitute_vars(anchor.b, {column: column + index(store.first)})
+        alone = Store(store.buffer, store.extents, store.index, store.expr)
+        texts.append(product_text(alone, replace(anchor, n=store.extents[-1], b=b), target))
+    return texts
 
 
 def multiplied_as(anchor: Contract | Conv | Attention, acc: DType, precision: str) -> DType | None:

@@ -14,7 +14,17 @@ from collections.abc import Sequence
 
 from rlx.backends.cuda.text.emitter import C_TYPES, Emitter, Scope
 from rlx.backends.cuda.text.form import COLUMN, ROW, K, Product, Target
-from rlx.backends.cuda.text.function import Extents, Special, Text, Threads, function_text, store_line, targets, volume
+from rlx.backends.cuda.text.function import (
+    Extents,
+    PartStore,
+    Special,
+    Text,
+    Threads,
+    function_text,
+    store_line,
+    targets,
+    volume,
+)
 from rlx.backends.cuda.text.loops import Fixed
 from rlx.backends.cuda.text.maps import LINE, Operand, WindowOperand, operand
 from rlx.ir.dtype import DType
@@ -47,7 +57,6 @@ class Tile:
     stages: int
     split: int = 1
     turns: bool = False
-    alone: bool = False  # no other block should be on its processor
 
     @property
     def groups(self) -> int:
@@ -89,7 +98,7 @@ class Tile:
         own = self.groups * self.staged if self.turns else 0
         room = (SHARED - 2048 - own) // self.stage
         alone = self.turns or tiles * self.split <= processors
-        return replace(self, alone=alone, stages=max(min(room, steps if steps > 1 else 2, MOST_STAGES) if alone else min(room, self.stages), 2))
+        return replace(self, stages=max(min(room, steps if steps > 1 else 2, MOST_STAGES) if alone else min(room, self.stages), 2))
 
     def nanoseconds(self, tiles: int, depth: int, processors: int) -> float:
         """About how long a launch takes: see `chosen`."""
@@ -150,8 +159,9 @@ def chosen(product: Product, processors: int) -> Tile:
     return min(map(fitted, TILES), key=lambda pair: pair[0])[1]
 
 
-def wgmma_text(store: Store, product: Product, dtype: DType, target: Target) -> Text | None:
-    """The function, None where an operand is not in memory as it is multiplied."""
+def wgmma_text(stores: Sequence[Store], product: Product, dtype: DType, target: Target) -> Text | None:
+    """The function, None where an operand is not in memory as it is multiplied; `stores` has all, or a `PartStore` for
+    some columns each."""
     names = [v for v, _ in product.batch]
     a: Operand | WindowOperand | None = operand(product.a, ROW, names)
     if a is None and product.window is not None:
@@ -161,7 +171,7 @@ def wgmma_text(store: Store, product: Product, dtype: DType, target: Target) -> 
         return None
     if isinstance(sides[0], Operand):
         product = folded(product, sides[0], sides[1])
-    return Printer(store, product, (sides[0], sides[1]), dtype, target).text()
+    return Printer(stores, product, (sides[0], sides[1]), dtype, target).text()
 
 
 def folded(product: Product, a: Operand, b: Operand) -> Product:
@@ -182,9 +192,9 @@ class Printer:
     """Prints one product."""
 
     def __init__(
-        self, store: Store, product: Product, sides: tuple[Operand | WindowOperand, Operand], dtype: DType, target: Target
+        self, stores: Sequence[Store], product: Product, sides: tuple[Operand | WindowOperand, Operand], dtype: DType, target: Target
     ) -> None:
-        self.store, self.product, self.dtype, self.target = store, product, dtype, target
+        self.stores, self.product, self.dtype, self.target = stores, product, dtype, target
         self.a, self.b = sides
         self.tile = chosen(product, target.processors)
         self.emitter = Emitter()
@@ -208,8 +218,7 @@ class Printer:
         body += self.in_turns(where, element) if tile.turns else self.at_once(where, element)
         batch = tuple(size for _, size in product.batch)
         threads = Threads(Blocks(batch, product.m, product.n, tile, self.target.processors), Fixed(tile.threads))
-        shared = max(tile.shared, SHARED // 2 + 1) if tile.alone else tile.shared
-        special = Special(maps, shared, tile.split, self.helpers())
+        special = Special(maps, tile.shared, tile.split, self.helpers())
         return function_text(emitter, body, threads, most=tile.threads, alone=True, special=special)
 
     # ---- parts of the function
@@ -370,12 +379,12 @@ class Printer:
         line = f"at / {wide}" + (f" + part * {own}" if t.split > 1 else "")
         rows = f"{block} * 64" if t.turns else "team * 64"
         return [
-            f"#pragma unroll {2 if is_costly(self.store.expr) else 4}",
+            f"#pragma unroll {2 if any(is_costly(s.expr) for s in self.stores) else 4}",
             f"for (int at = tid; at < {own * wide}; at += 128) {{",
             f"const int line = {line}, c0 = at % {wide} * 4;",
             f"const {self.emitter.kind(ROW)} row = m0 + {rows} + line;",
-            f"const {self.emitter.kind(COLUMN)} column0 = n0 + {first} + c0;",
-            f"if (row < {self.m} && column0 < {self.n}) {{",
+            f"const {self.emitter.kind(COLUMN)} at0 = n0 + {first} + c0;",
+            f"if (row < {self.m} && at0 < {self.n}) {{",
             *self.sums(f"c_s + line * {t.width + PAD} + c0"),
             *element,
             "}",
@@ -449,24 +458,40 @@ class Printer:
     # ---- elements
 
     def elements(self) -> list[str]:
-        """Statements that store four neighbouring columns of a row, by one access where they are aligned."""
+        """Statements that store four neighbouring columns of a row, from column `at0` on."""
+        if not isinstance(self.stores[0], PartStore):
+            return ["const auto column0 = at0;", *self.four(self.stores[0], self.product.n)]
+        made: list[str] = []
+        for store in self.stores:
+            assert isinstance(store, PartStore)
+            size = store.extents[-1]
+            made += [
+                f"if (at0 >= {store.first} && at0 < {store.first} + {self.emitter.word(size)}) {{",
+                f"const {self.emitter.kind(COLUMN)} column0 = at0 - {store.first};",
+                *self.four(store, size),
+                "}",
+            ]
+        return made
+
+    def four(self, store: Store, size: Size) -> list[str]:
+        """The same of a store whose columns start at `column0`, by one access where they are aligned."""
         emitter, product = self.emitter, self.product
         places = {v: e for v, e in product.places.items() if v != e}
         store = replace(
-            self.store,
-            expr=substitute_vars(self.store.expr, places),
-            index=tuple(substitute_vars(i, places) for i in self.store.index),
+            store,
+            expr=substitute_vars(store.expr, places),
+            index=tuple(substitute_vars(i, places) for i in store.index),
         )
         row = Scope(self.top, {ROW: "row"}, turns="true")
         column = Scope(row, {COLUMN: "column", next(iter(RESULT)): "total"}, turns="true")
         form = linear_index(store.index, store.buffer.shape)
-        ends = same(product.n % 4, 0) is not True if not isinstance(product.n, int) else product.n % 4 != 0
+        ends = not isinstance(size, int) or size % 4 != 0
         head = [
             "const float totals[4] = {four.x, four.y, four.z, four.w};",
             "#pragma unroll",
             "for (int j = 0; j < 4; ++j) {",
             f"const {emitter.kind(COLUMN)} column = column0 + j;",
-            *([f"if (column < {self.n}) {{"] if ends else []),
+            *([f"if (column < {emitter.word(size)}) {{"] if ends else []),
             "const float total = totals[j];",
         ]
         tail = ["}"] * (2 if ends else 1)
