@@ -110,9 +110,7 @@ def legal_graph(graph: Graph, backend: Backend, precision: str = "f32") -> tuple
     return optimised, *legalise(optimised, backend.claims)
 
 
-def lower_graph(
-    legal: Graph, backend: CodeGenerator, packing: str = "fast", precision: str = "f32"
-) -> Program:
+def lower_graph(legal: Graph, backend: CodeGenerator, packing: str = "fast", precision: str = "f32") -> Program:
     """Legal graph -> kernels in the device's layouts, in the order that takes the least memory."""
     report("plan")
     program = backend.layout(fuse(legal, backend), packing, precision)

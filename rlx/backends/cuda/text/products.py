@@ -184,16 +184,27 @@ def lies_whole(load: Load, axes: Sequence[tuple[Var, Size]]) -> bool:
 
 def window_of(anchor: Conv, store: Store) -> Window | None:
     """The windows of an image of two axes that the copy engine walks: steps of the depth are within one tap."""
-    image, sizes = whole_image(anchor), (*anchor.x_shape[1:], *store.extents[2:], *anchor.w_shape[2:], *anchor.pads)
-    if image is None or anchor.groups != 1 or len(anchor.strides) != 2 or not all(isinstance(s, int) for s in sizes):
+    image = whole_image(anchor)
+    n, *rest = anchor.x_shape
+    sizes = [s for s in (*rest, *store.extents[2:], *anchor.w_shape[2:], *anchor.pads) if isinstance(s, int)]
+    if image is None or anchor.groups != 1 or len(anchor.strides) != 2 or len(sizes) != 11:
         return None
-    n, (c, h, w, out_h, out_w, *_) = anchor.x_shape[0], sizes
-    taps, pads = anchor.w_shape[2:], anchor.pads
-    reach = [(t - 1) * d for t, d in zip(taps, anchor.dilations, strict=True)]
-    fits = c % LINE == 0 and max(*pads, *reach) < 128 and max(anchor.strides) <= 8 and anchor.x.dtype.bits == 16
+    c, h, w, out_h, out_w, tap_h, tap_w, *pads = sizes
+    (stride_h, stride_w), (far_h, far_w) = anchor.strides, anchor.dilations
+    reach = max((tap_h - 1) * far_h, (tap_w - 1) * far_w, *pads)
+    fits = c % LINE == 0 and reach < 128 and max(anchor.strides) <= 8 and anchor.x.dtype.bits == 16
     if not fits or exact_div(image.offset, 16) is None:
         return None
-    return Window(image, anchor.x.dtype.name, (n, h, w, c), (out_h, out_w), taps, anchor.strides, anchor.dilations, pads)
+    return Window(
+        image,
+        anchor.x.dtype.name,
+        (n, h, w, c),
+        (out_h, out_w),
+        (tap_h, tap_w),
+        (stride_h, stride_w),
+        (far_h, far_w),
+        (pads[0], pads[1], pads[2], pads[3]),
+    )
 
 
 def factors(

@@ -90,19 +90,24 @@ class Tile:
     @property
     def shared(self) -> int:
         own = self.groups * self.staged
-        return (self.stages * self.stage + own if self.turns else max(self.stages * self.stage, own)) + 16 * MOST_STAGES + 32
+        return (
+            (self.stages * self.stage + own if self.turns else max(self.stages * self.stage, own))
+            + 16 * MOST_STAGES
+            + 32
+        )
 
     def at(self, depth: int, tiles: int, processors: int) -> Tile:
         """The same with as many stages as are of use: all of the depth, as far as blocks do not share a processor."""
-        steps = -(-(-(-depth // LINE)) // self.split)
+        steps = -(-depth // (LINE * self.split))
         own = self.groups * self.staged if self.turns else 0
         room = (SHARED - 2048 - own) // self.stage
         alone = self.turns or tiles * self.split <= processors
-        return replace(self, stages=max(min(room, steps if steps > 1 else 2, MOST_STAGES) if alone else min(room, self.stages), 2))
+        stages = min(room, steps, MOST_STAGES) if alone else min(room, self.stages)
+        return replace(self, stages=max(stages, 2))
 
     def nanoseconds(self, tiles: int, depth: int, processors: int) -> float:
         """About how long a launch takes: see `chosen`."""
-        steps = -(-(-(-depth // LINE)) // self.split)
+        steps = -(-depth // (LINE * self.split))
         blocks = tiles * self.split
         waves = -(-blocks // processors)
         together = 1 if self.turns else max(min(SHARED // self.shared, waves), 1)
@@ -145,9 +150,9 @@ class Blocks:
 def chosen(product: Product, processors: int) -> Tile:
     """The tile that takes the shortest time, about, at the upper bounds of sizes, as far as these are known.
 
-    A launch takes 1,600 ns; a processor multiplies 3,600 pairs in one, a step takes 109 or more, and what is read arrives
-    after 700; the second level of memory gives 12 KB in one, a thread stores an element in 14; a cluster takes 1,000.
-    Fitted to an H200 (benchmarks/cuda.py products --tiles).
+    A launch takes 1,600 ns; a processor multiplies 3,600 pairs in one, a step takes 109 or more, and what is read
+    arrives after 700; the second level of memory gives 12 KB in one, a thread stores an element in 14; a cluster takes
+    1,000. Fitted to an H200 (benchmarks/cuda.py products --tiles).
     """
     batch, m, n, k = (upper(s) or 4096 for s in (numel([s for _, s in product.batch]), product.m, product.n, product.k))
 
@@ -192,7 +197,12 @@ class Printer:
     """Prints one product."""
 
     def __init__(
-        self, stores: Sequence[Store], product: Product, sides: tuple[Operand | WindowOperand, Operand], dtype: DType, target: Target
+        self,
+        stores: Sequence[Store],
+        product: Product,
+        sides: tuple[Operand | WindowOperand, Operand],
+        dtype: DType,
+        target: Target,
     ) -> None:
         self.stores, self.product, self.dtype, self.target = stores, product, dtype, target
         self.a, self.b = sides
@@ -241,7 +251,8 @@ class Printer:
             "map_soon(&map1);",
             "}",
             "cluster_sync();" if t.split > 1 else "__syncthreads();",
-            "const int team = from_first(threadIdx.x / 128), tid = threadIdx.x % 128, lane = tid % 32, warp = tid / 32;",
+            "const int team = from_first(threadIdx.x / 128), tid = threadIdx.x % 128;",
+            "const int lane = tid % 32, warp = tid / 32;",
             f"const int tiles_m = (int)(({self.m} + {t.rows - 1}) / {t.rows});",
             f"const int tiles_n = (int)(({self.n} + {t.columns - 1}) / {t.columns});",
             f"const int steps = (int)(({self.k} + {LINE - 1}) / {LINE});",
@@ -282,8 +293,8 @@ class Printer:
             "products_begin();",
             "#pragma unroll",
             f"for (int i = 0; i < {4 * t.held}; ++i)",
-            f"  {call}(c[i % {t.held}], x + i / {t.held} * product_step<{a}>() + i % {t.held} * 512, "
-            f"y + i / {t.held} * product_step<{b}>());",
+            f"  {call}(c[i % {t.held}], x + i / {t.held} * product_step<{a}>() + i % {t.held} * 512,",
+            f"    y + i / {t.held} * product_step<{b}>());",
             "products_commit();",
             f"if (k > {first}) {{",
             "products_wait<1>();",
