@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,6 +24,7 @@ import rlx
 from rlx.backends.cuda.device.compiler import compiler
 from rlx.backends.cuda.device.driver import driver
 from rlx.backends.cuda.device.memory import SPACE
+from rlx.backends.cuda.executable import CudaExecutable
 from rlx.backends.cuda.text import wgmma
 from rlx.compiler import stages_of
 
@@ -31,6 +33,7 @@ SHAPES = (  # rows, columns, depth
     (1024, 1536, 384), (4096, 768, 768), (4096, 3072, 768), (512, 16384, 2048), (2048, 2048, 2048),
     (4096, 4096, 4096), (8192, 8192, 8192),
 )  # fmt: skip
+WRONG = 0.01  # of the largest element
 ROWS = ((1, 4096, 4096), (1, 16384, 2048))
 
 
@@ -60,10 +63,13 @@ def seconds(launch: Callable[[], None], times: int, rounds: int = 7) -> float:
 def phases(model: rlx.CompiledGraph) -> list[tuple[str, float]]:
     """The kernels of a compiled graph that has run, and seconds of each."""
     executable = model._executable
+    assert isinstance(executable, CudaExecutable)
+    assert executable.last is not None
     binding = executable.last.binding
     made = []
     for number, phase in enumerate(binding.table.phases):
-        spent = seconds(lambda number=number, phase=phase: executable.launch(binding, number, phase), 20)
+        spent = seconds(partial(executable.launch, binding, number, phase), 20)
+        assert phase.code is not None
         blocks = phase.code.chunks(binding.at_round())
         made.append((f"{phase.kernel.kind} {phase.kernel.name} [{blocks} blocks]", spent))
     return made
@@ -82,7 +88,11 @@ def peer(m: int, n: int, k: int, turned: bool) -> float:
     import torch
 
     a = torch.randn(m, k, dtype=torch.bfloat16, device="cuda")
-    b = torch.randn(n, k, dtype=torch.bfloat16, device="cuda").T if turned else torch.randn(k, n, dtype=torch.bfloat16, device="cuda")
+    b = (
+        torch.randn(n, k, dtype=torch.bfloat16, device="cuda").T
+        if turned
+        else torch.randn(k, n, dtype=torch.bfloat16, device="cuda")
+    )
     c = torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
     times = 3 if m * n * k > 1 << 34 else 20
     for _ in range(3):
@@ -105,7 +115,7 @@ def peer(m: int, n: int, k: int, turned: bool) -> float:
 
 
 def own(m: int, n: int, k: int, turned: bool) -> tuple[float, float]:
-    """Seconds of rlx's kernel, and the largest difference from PyTorch's f32 result as a part of its largest element."""
+    """Seconds of rlx's kernel, and its largest error against PyTorch's f32, as a part of the largest element."""
     import torch
 
     model = rlx.compile(product(m, n, k, turned), device="cuda")
@@ -117,6 +127,8 @@ def own(m: int, n: int, k: int, turned: bool) -> tuple[float, float]:
     made = torch.from_dlpack(c).float()
     wrong = float((made - wide).abs().max() / wide.abs().max())
     executable = model._executable
+    assert isinstance(executable, CudaExecutable)
+    assert executable.last is not None
     binding = executable.last.binding
     (phase,) = binding.table.phases
     times = 3 if m * n * k > 1 << 34 else 20
@@ -156,15 +168,18 @@ def products(every: bool) -> None:
         rate = 2 * np.prod(shape, dtype=np.float64) / mine / 1e12
         form = "x".join(map(str, shape)) + (" B^T" if turned else "")
         ratios.append(theirs / mine)
-        print(f"{form:24} torch {theirs * 1e6:8.2f} us  rlx {mine * 1e6:8.2f} us  {theirs / mine:5.2f}  {rate:6.1f} TFLOP/s  error {wrong:.1e}", flush=True)
+        times = f"torch {theirs * 1e6:8.2f} us  rlx {mine * 1e6:8.2f} us  {theirs / mine:5.2f}"
+        print(f"{form:24} {times}  {rate:6.1f} TFLOP/s  error {wrong:.1e}", flush=True)
         if every and shape[0] > 1:
             found = []
             for tile in tiles:
                 wgmma.TILES = (tile,)
                 spent, wrong = own(*shape, turned)
-                found.append((spent, f"{tile.rows}x{tile.columns}{f'/{tile.split}' if tile.split > 1 else ''}{' turns' if tile.turns else ''}", wrong))
+                split = f"/{tile.split}" if tile.split > 1 else " turns" if tile.turns else ""
+                bad = "" if wrong < WRONG else " WRONG"
+                found.append((spent, f"{tile.rows}x{tile.columns}{split} {spent * 1e6:.2f}{bad}"))
             wgmma.TILES = tiles
-            print("    ", "  ".join(f"{name} {spent * 1e6:.2f}{'' if bad < 0.01 else ' WRONG'}" for spent, name, bad in sorted(found)), flush=True)
+            print("    ", "  ".join(text for _, text in sorted(found)), flush=True)
     print(f"geometric mean of torch / rlx: {np.exp(np.mean(np.log(ratios))):.3f}")
 
 
@@ -188,17 +203,25 @@ def nets(folder: Path, names: Sequence[str], detail: bool) -> None:
                 [np.asarray(a) for a in model.run(inputs)]
                 whole.append(time.perf_counter() - start)
             executable = model._executable
+            assert isinstance(executable, CudaExecutable)
+            assert executable.last is not None
             launches = executable.launches(executable.last.binding)
             alone = seconds(launches, 1, 30)
-            print(f"{name} {precision}: {median(whole) * 1e3:.3f} ms, graph alone {alone * 1e3:.3f}, first {first:.1f} s, error {wrong:.1e}", flush=True)
+            times = f"{median(whole) * 1e3:.3f} ms, graph alone {alone * 1e3:.3f}"
+            print(f"{name} {precision}: {times}, first {first:.1f} s, error {wrong:.1e}", flush=True)
             if detail:
-                spent = phases(model)
-                groups: dict[str, list[float]] = defaultdict(list)
-                for kind, each in spent:
-                    groups[kind].append(each)
-                print(f"    {len(spent)} kernels, {sum(t for _, t in spent) * 1e3:.3f} ms by themselves")
-                for kind, each in sorted(groups.items(), key=lambda pair: -sum(pair[1]))[:14]:
-                    print(f"    {len(each):3} x {sum(each) / len(each) * 1e6:6.2f} us = {sum(each) * 1e6:7.1f}  {kind[:110]}")
+                print_kernels(phases(model))
+
+
+def print_kernels(spent: Sequence[tuple[str, float]]) -> None:
+    """Kernels of the same name together, the longest first."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for kind, each in spent:
+        groups[kind].append(each)
+    print(f"    {len(spent)} kernels, {sum(t for _, t in spent) * 1e3:.3f} ms by themselves")
+    for kind, times in sorted(groups.items(), key=lambda pair: -sum(pair[1]))[:14]:
+        whole = sum(times) * 1e6
+        print(f"    {len(times):3} x {whole / len(times):6.2f} us = {whole:7.1f}  {kind[:100]}")
 
 
 if __name__ == "__main__":

@@ -133,7 +133,9 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
         self.dirty = True  # params have changed since `prepare` ran
         self.room: dict[str, int] = {}
         self.dims: dict[str, int] = {}
-        self.bound_shapes: tuple[tuple[tuple[int, ...], ...], dict[str, int]] | None = None  # of the last run, as extents
+        self.bound_shapes: tuple[tuple[tuple[int, ...], ...], dict[str, int]] | None = (
+            None  # of the last run, as extents
+        )
         self.outputs: list[Tensor | None] | None = None
         self.spent: list[float] | None = None  # seconds of each phase, while a profile is made
 

@@ -10,6 +10,7 @@ from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemo
 from rlx.backends.codegen.channels_last import Choice, channels_last
 from rlx.backends.codegen.check import check_supported, claim_of_loops
 from rlx.backends.cuda.layout.narrow import store_narrow
+from rlx.backends.cuda.layout.together import join_products
 from rlx.backends.cuda.text.attention import is_suited
 from rlx.errors import DeviceUnavailable
 from rlx.install import install_extra
@@ -100,6 +101,7 @@ class CudaBackend(CodeGenerator):
         store_narrow(program, precision)
         if precision in ("bf16", "f16"):
             channels_last(program, Choice(weights=True))
+            join_products(program)
         return program
 
     def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:

@@ -202,9 +202,7 @@ class CudaExecutable(WalkedExecutable):
             maps = [device.encode(form.at(int(binding.words[first + form.word]), extents)) for form in code.maps]
         words = int(binding.words.ctypes.data) + 8 * first
         handle = self.code.modules.function(code.symbol, function.shared)
-        device.launch(
-            handle, blocks, threads, words, maps, shared=function.shared, overlaps=function.overlaps
-        )
+        device.launch(handle, blocks, threads, words, maps, shared=function.shared, overlaps=function.overlaps)
         if self.spent is not None:
             driver().synchronize()
             self.note(number, start)

@@ -129,7 +129,9 @@ class HostDriver:
         source, made = self.folder / f"{name}.cc", self.folder / f"{name}.so"
         if made.exists():
             return os.fsencode(made)
-        text = re.sub(r"const (Words<\d+>) w\b", r"const \1& w", re.sub(r"#pragma unroll( \d+)?", "", text))  # by address
+        text = re.sub(
+            r"const (Words<\d+>) w\b", r"const \1& w", re.sub(r"#pragma unroll( \d+)?", "", text)
+        )  # by address
         source.write_text((HERE / "host.h").read_text() + text)
         flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-fast-math", "-w", "-shared", "-fPIC"]
         run = subprocess.run(["g++", *flags, "-o", made, source, "-lm"], capture_output=True, text=True, check=False)
@@ -184,19 +186,26 @@ class HostDriver:
         rank = len(box.sizes)
         if box.walk is not None:
             return self.encode_windows(box)
-        assert box.address % 16 == 0 and all(p % 16 == 0 and 0 < p < 1 << 40 for p in box.pitches)
-        assert 2 <= rank <= 5 and len(box.pitches) == rank - 1 and all(0 < b <= 256 for b in box.box)
+        assert box.address % 16 == 0
+        assert all(p % 16 == 0 and 0 < p < 1 << 40 for p in box.pitches)
+        assert 2 <= rank <= 5
+        assert len(box.pitches) == rank - 1
         assert box.box[0] == 64
+        assert all(0 < b <= 256 for b in box.box)
         head = struct.pack("<QI5I", box.address, rank, *box.sizes, *(0 for _ in range(5 - rank)))
-        tail = struct.pack("<4Q5H", *box.pitches, *(0 for _ in range(5 - rank)), *box.box, *(0 for _ in range(5 - rank)))
+        tail = struct.pack(
+            "<4Q5H", *box.pitches, *(0 for _ in range(5 - rank)), *box.box, *(0 for _ in range(5 - rank))
+        )
         return (head + tail).ljust(128, b"\0")
 
     def encode_windows(self, box: Box) -> bytes:
         """As `Windows` in host.h has it."""
         walk = box.walk
         assert walk is not None
-        assert box.address % 16 == 0 and all(p % 16 == 0 for p in box.pitches) and box.box[0] == 64
-        assert all(-128 <= c < 128 for c in (*walk.low, *walk.high)) and all(1 <= s <= 8 for s in walk.strides)
+        assert all(n % 16 == 0 for n in (box.address, *box.pitches))
+        assert box.box[0] == 64
+        assert all(-128 <= c < 128 for c in (*walk.low, *walk.high))
+        assert all(1 <= s <= 8 for s in walk.strides)
         head = struct.pack("<Q4I3Q", box.address, *box.sizes, *box.pitches)
         return (head + struct.pack("<7i", *walk.low, *walk.high, *walk.strides, box.box[1])).ljust(128, b"\0")
 

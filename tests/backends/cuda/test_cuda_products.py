@@ -1,4 +1,4 @@
-"""Products of 16 bits by wgmma and the copy engine: where there is no Hopper device, the stand-in follows its layouts."""
+"""Products of 16 bits by wgmma and the copy engine; without a Hopper device the stand-in follows its layouts."""
 
 from __future__ import annotations
 
@@ -102,7 +102,10 @@ def test_the_same_bits_as_rounding_in_the_kernel(monkeypatch: pytest.MonkeyPatch
 
 def test_an_empty_depth_gives_zeros() -> None:
     g = rlx.Graph("empty")
-    a, b = g.input("a", (64, rlx.Dim("k", 0, 128, multiple=64)), "bf16"), g.input("b", (rlx.Dim("k", 0, 128, multiple=64), 64), "bf16")
+    a, b = (
+        g.input("a", (64, rlx.Dim("k", 0, 128, multiple=64)), "bf16"),
+        g.input("b", (rlx.Dim("k", 0, 128, multiple=64), 64), "bf16"),
+    )
     g.output(a @ b + 1.0, "c")
     model = rlx.compile(g, device="cuda")
     (c,) = model.run([normal((64, 0), "bf16"), normal((0, 64), "bf16")])
@@ -136,7 +139,7 @@ def test_convolutions_of_images_with_channels_last(name: str) -> None:
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize(("dtype", "precision"), [("f32", "f32"), ("f32", "bf16"), ("bf16", "f32"), ("f16", "f32")])
+@pytest.mark.parametrize("dtype, precision", [("f32", "f32"), ("f32", "bf16"), ("bf16", "f32"), ("f16", "f32")])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_few_rows(rows: int, dtype: str, precision: str, turned: bool) -> None:
     """Either layout of the second operand, columns and depths that end within what a block or a thread has."""
@@ -152,3 +155,24 @@ def test_few_rows(rows: int, dtype: str, precision: str, turned: bool) -> None:
     (got,) = model.run(inputs)
     close = 3e-5 if dtype == precision == "f32" else 8e-3
     assert np.abs(got.numpy().astype(np.float32) - np.asarray(expected, np.float32)).max() < close
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (8, 0)])
+def test_products_of_the_same_rows_are_one(
+    capability: tuple[int, int], device: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights side by side; each part has its own bias, and columns that need not fill a tile."""
+    if isinstance(device, HostDriver):
+        monkeypatch.setattr(device, "capability", capability)
+    g = rlx.Graph("parts")
+    h = rlx.tanh(g.input("x", (2, 37, 64)))
+    for number, n in enumerate((72, 40, 128)):
+        w = g.param(f"w{number}", (64, n), data=normal((64, n), "f32") / 8)
+        y = h @ w + g.param(f"b{number}", (n,), data=normal((n,), "f32"))
+        g.output(rlx.softmax(y) if number else rlx.gelu(y), f"y{number}")
+    model = rlx.compile(g, device="cuda", precision="bf16")
+    assert [k.kind for k in model._executable.program.run].count("contract") == 1
+    inputs = [normal((2, 37, 64), "f32")]
+    expected = rlx.compile(g, device="reference").run(inputs)
+    for got, wide in zip(model.run(inputs), expected, strict=True):
+        assert np.abs(np.asarray(got) - wide).max() < 6e-3 * np.abs(wide).max()

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlx.backends.cuda.text.emitter import C_TYPES, Emitter, Scope
+from rlx.backends.cuda.text.emitter import Emitter, Scope
 from rlx.backends.cuda.text.form import COLUMN, ROW, K, Target
 from rlx.backends.cuda.text.function import Extents, Text, Threads, function_text, store_line, volume
 from rlx.backends.cuda.text.loops import Fixed
-from rlx.backends.cuda.text.tiles import Brought, Side, element_of, four_address, in_fours, paired_side, place
+from rlx.backends.cuda.text.tiles import Brought, Side, in_fours, paired_side
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, evaluate, numel, upper
-from rlx.kernels.expr import Cast, Expr, Load, Var, loads, size_expr, substitute_vars
+from rlx.kernels.expr import Cast, Expr, Load, Var, loads, substitute_vars
 from rlx.kernels.loops.analysis import RESULT
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Store
-from rlx.records import dataclass, replace
+from rlx.records import dataclass
 
 __all__ = ["attention_text", "is_suited"]
 
@@ -85,7 +85,13 @@ class Printer:
         self.base = Scope(None, {})
         self.top = Scope(self.base, {self.b: "entry", self.h: "head", HEAD: "head_of_keys"})
         emitter, (batch, heads, rows, _) = self.emitter, anchor.q_shape
-        places = ((self.b, batch), (self.h, heads), (HEAD, anchor.k_shape[1]), (self.i, rows), (self.j, anchor.k_shape[2]))
+        places = (
+            (self.b, batch),
+            (self.h, heads),
+            (HEAD, anchor.k_shape[1]),
+            (self.i, rows),
+            (self.j, anchor.k_shape[2]),
+        )
         for v, size in places:
             emitter.ranges.bind(v, size, BEYOND if v in (self.i, self.j) else 0)
         for v, size in ((ROW, rows), (COLUMN, anchor.k_shape[2]), (K, anchor.k_shape[2])):
@@ -178,7 +184,9 @@ class Printer:
     def finished(self, body: list[str]) -> Text:
         batch, heads, rows, _ = self.anchor.q_shape
         threads = Threads(Blocks((batch, heads), rows, self.rows), Fixed(self.threads))
-        return function_text(self.emitter, body, threads, most=self.threads, alone=True, overlaps=isinstance(self, Tensor))
+        return function_text(
+            self.emitter, body, threads, most=self.threads, alone=True, overlaps=isinstance(self, Tensor)
+        )
 
 
 class Tensor(Printer):
@@ -217,7 +225,8 @@ class Tensor(Printer):
             f"__shared__ float peak_s[{shares}][{self.rows}], sum_s[{shares}][{self.rows}];",
             f"u32 (*k_s)[{pitch}] = (u32 (*)[{pitch}])shared, (*q_s)[{pitch}] = k_s;",
             f"u32 (*v_s)[{pitch_v}] = (u32 (*)[{pitch_v}])(shared + {keys * pitch});",
-            f"const int lane = tid % 32, warp = tid / {32 * shares}, share = tid / 32 % {shares}, g = lane / 4, t4 = lane % 4;",
+            f"const int lane = tid % 32, warp = tid / {32 * shares}, share = tid / 32 % {shares};",
+            "const int g = lane / 4, t4 = lane % 4;",
             f"u32 q[{deep // 16}][4];",
             f"float y[{wide // 8}][4];",
             "float peaks[2] = {-RLX_INF32, -RLX_INF32}, sums[2] = {0, 0};",
@@ -297,8 +306,7 @@ class Tensor(Printer):
     @staticmethod
     def bring(key: Brought, value: Brought, at: str) -> list[str]:
         """Keys and values of a tile into registers."""
-        both = ["{", f"const int key0 = {at}, k0 = 0;", *key.load, "}", "{", f"const int k0 = {at};", *value.load, "}"]
-        return both
+        return ["{", f"const int key0 = {at}, k0 = 0;", *key.load, "}", "{", f"const int k0 = {at};", *value.load, "}"]
 
     def tile(self) -> list[str]:
         """Scores of a warp's part of a tile of keys, and their part of the result."""
@@ -347,8 +355,10 @@ class Tensor(Printer):
             f"for (int kk = 0; kk < {keys // 16}; ++kk) {{",
             "u32 p[4];",
             "#pragma unroll",
-            "for (int i = 0; i < 4; ++i)",
-            f"  p[i] = (u32)to_{name}(s[2 * kk + i / 2][i % 2 * 2]) | (u32)to_{name}(s[2 * kk + i / 2][i % 2 * 2 + 1]) << 16;",
+            "for (int i = 0; i < 4; ++i) {",
+            "const float* pair = s[2 * kk + i / 2] + i % 2 * 2;",
+            f"p[i] = (u32)to_{name}(pair[0]) | (u32)to_{name}(pair[1]) << 16;",
+            "}",
             "#pragma unroll",
             f"for (int j = 0; j < {wide // 8}; ++j) {{",
             "const int word = first / 2 + kk * 8 + t4;",
@@ -360,7 +370,7 @@ class Tensor(Printer):
 
 
 class Plain(Printer):
-    """Threads that multiply f32: sixteen have two rows, each of them every sixteenth key, then every sixteenth four columns."""
+    """Threads that multiply f32: sixteen have two rows, each every sixteenth key, then every sixteenth four columns."""
 
     def __init__(self, store: Store, anchor: Attention, to: DType) -> None:
         super().__init__(store, anchor, to)
@@ -426,7 +436,7 @@ class Plain(Printer):
             "const float p[2] = {p_s[r0][j], p_s[r0 + 1][j]};",
             "#pragma unroll",
             f"for (int c = 0; c < {quads}; ++c) {{",
-            f"const int column = own * 4 + c * 64;",
+            "const int column = own * 4 + c * 64;",
             f"if (column < {wide}) {{",
             "const float4 w = *(const float4*)&v_s[j][column];",
             "#pragma unroll",
@@ -475,7 +485,12 @@ class Plain(Printer):
             "}",
             "#pragma unroll",
             f"for (int i = 0; i < {2 * each}; ++i) {{",
-            *self.scored(f"s[i / {each}][i % {each}]", f"m0 + r0 + i / {each}", f"at + own + 16 * (i % {each})", f"s[i / {each}][i % {each}]"),
+            *self.scored(
+                f"s[i / {each}][i % {each}]",
+                f"m0 + r0 + i / {each}",
+                f"at + own + 16 * (i % {each})",
+                f"s[i / {each}][i % {each}]",
+            ),
             "}",
             "#pragma unroll",
             "for (int h = 0; h < 2; ++h) {",

@@ -17,6 +17,7 @@ from rlx.records import dataclass
 __all__ = [
     "Function",
     "LaunchCode",
+    "PartStore",
     "Special",
     "Text",
     "Threads",
@@ -80,6 +81,13 @@ class TwinStore(Store):
     """A store that leaves the same elements, converted, in further buffers of the same shape too."""
 
     twins: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class PartStore(Store):
+    """The store of some columns of a product, from column `first` on: its last axis goes over these."""
+
+    first: int = 0
 
 
 @dataclass(frozen=True)

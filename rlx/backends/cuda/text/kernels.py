@@ -7,11 +7,11 @@ from importlib.resources import files
 
 from rlx.backends.cuda.text.attention import attention_text
 from rlx.backends.cuda.text.form import PLAIN, Target
-from rlx.backends.cuda.text.function import Function, Text, with_twins
+from rlx.backends.cuda.text.function import Function, PartStore, Text, with_twins
 from rlx.backends.cuda.text.loops import store_text
-from rlx.backends.cuda.text.products import multiplied_as, product_text
+from rlx.backends.cuda.text.products import multiplied_as, parts_texts, product_text
 from rlx.ir.dtype import DTYPES
-from rlx.kernels.lowering import Attention
+from rlx.kernels.lowering import Attention, Contract
 from rlx.kernels.program import Kernel
 
 __all__ = ["kernel_texts", "module_texts"]
@@ -27,6 +27,8 @@ def kernel_texts(kernel: Kernel, target: Target = PLAIN) -> list[Text]:
     if isinstance(anchor, Attention):
         narrow = multiplied_as(anchor, DTYPES["f32"], target.precision)
         return [attention_text(store, anchor, narrow, target) for store in stores]
+    if isinstance(anchor, Contract) and any(isinstance(store, PartStore) for store in stores):
+        return parts_texts(stores, anchor, target)
     return [product_text(store, anchor, target) for store in stores]
 
 

@@ -82,11 +82,15 @@ def thread_text(store: Store) -> Text:
             f"if (threadIdx.x < 32 && own < {total}) {last}",
             "}",
         ]
-        return function_text(emitter, ["RLX_NEXT;", *body], Threads(Elements(tuple(sizes), 32), Fixed(THREADS)), most=THREADS)
+        return function_text(
+            emitter, ["RLX_NEXT;", *body], Threads(Elements(tuple(sizes), 32), Fixed(THREADS)), most=THREADS
+        )
     step = "(i64)gridDim.x * blockDim.x"
     head = f"for (i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x; t < {total}; t += {step}) {{"
     body = [*scope.parent.lines, head, *apart, *scope.lines, "}"]
-    return function_text(emitter, ["RLX_NEXT;", *body], Threads(Elements(tuple(sizes), THREADS), Fixed(THREADS)), most=THREADS)
+    return function_text(
+        emitter, ["RLX_NEXT;", *body], Threads(Elements(tuple(sizes), THREADS), Fixed(THREADS)), most=THREADS
+    )
 
 
 def wants_slices(expr: Expr, sizes: Sequence[Size]) -> bool:

@@ -55,7 +55,9 @@ class MapForm:
 
     def at(self, address: int, extents: Extents) -> Box:
         sizes = tuple(max(evaluate(s, extents), 1) for s in self.sizes)
-        return Box(address, self.dtype, sizes, tuple(2 * evaluate(p, extents) for p in self.pitches), self.box, self.walk)
+        return Box(
+            address, self.dtype, sizes, tuple(2 * evaluate(p, extents) for p in self.pitches), self.box, self.walk
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +94,9 @@ class Operand:
         more = "".join(f", (int){v.name}" for v in batch if v in self.apart)
         if not self.by_lines:
             return [f"tma({to}, &{name}, bar, {depth}, {along}{more});"]
-        return [f"tma({to} + {8192 * n}, &{name}, bar, {along} + {LINE * n}, {depth}{more});" for n in range(lines // LINE)]
+        return [
+            f"tma({to} + {8192 * n}, &{name}, bar, {along} + {LINE * n}, {depth}{more});" for n in range(lines // LINE)
+        ]
 
 
 @dataclass(frozen=True, eq=False)

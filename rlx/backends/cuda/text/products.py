@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cuda.text.form import COLUMN, ROW, K, Product, Target, Window
-from rlx.backends.cuda.text.function import Text
+from rlx.backends.cuda.text.function import PartStore, Text
 from rlx.backends.cuda.text.loops import store_text
 from rlx.backends.cuda.text.maps import LINE
 from rlx.backends.cuda.text.thin import thin_text
@@ -28,6 +28,7 @@ from rlx.kernels.expr import (
     Var,
     const,
     guarded,
+    index,
     size_expr,
     substitute_vars,
     transform,
@@ -37,7 +38,7 @@ from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Buffer, Store
 from rlx.records import replace
 
-__all__ = ["multiplied_as", "operands", "product_text"]
+__all__ = ["multiplied_as", "operands", "parts_texts", "product_text"]
 
 THIN = 4  # rows up to which a product is a loop nest: each element the sum of a row and a column
 
@@ -59,7 +60,24 @@ def product_text(store: Store, anchor: Contract | Conv, target: Target) -> Text:
     make = contraction(store, anchor, to) if isinstance(anchor, Contract) else windows(store, anchor, to)
     if narrow is None:
         return tile_text(store, make, acc)
-    return wgmma_text(store, make, narrow, target) or tensor_text(store, make, narrow)
+    return wgmma_text([store], make, narrow, target) or tensor_text(store, make, narrow)
+
+
+def parts_texts(stores: Sequence[Store], anchor: Contract, target: Target) -> list[Text]:
+    """The functions of a product whose columns go to several stores: one, or one for each."""
+    narrow = multiplied_as(anchor, DTYPES["f32"], target.precision)
+    if narrow is not None:
+        made = wgmma_text(stores, contraction(stores[0], anchor, narrow), narrow, target)
+        if made is not None:
+            return [made]
+    texts = []
+    for store in stores:
+        assert isinstance(store, PartStore)
+        column = out_vars(len(store.extents))[-1]
+        b = substitute_vars(anchor.b, {column: column + index(store.first)})
+        alone = Store(store.buffer, store.extents, store.index, store.expr)
+        texts.append(product_text(alone, replace(anchor, n=store.extents[-1], b=b), target))
+    return texts
 
 
 def multiplied_as(anchor: Contract | Conv | Attention, acc: DType, precision: str) -> DType | None:
@@ -166,16 +184,27 @@ def lies_whole(load: Load, axes: Sequence[tuple[Var, Size]]) -> bool:
 
 def window_of(anchor: Conv, store: Store) -> Window | None:
     """The windows of an image of two axes that the copy engine walks: steps of the depth are within one tap."""
-    image, sizes = whole_image(anchor), (*anchor.x_shape[1:], *store.extents[2:], *anchor.w_shape[2:], *anchor.pads)
-    if image is None or anchor.groups != 1 or len(anchor.strides) != 2 or not all(isinstance(s, int) for s in sizes):
+    image = whole_image(anchor)
+    n, *rest = anchor.x_shape
+    sizes = [s for s in (*rest, *store.extents[2:], *anchor.w_shape[2:], *anchor.pads) if isinstance(s, int)]
+    if image is None or anchor.groups != 1 or len(anchor.strides) != 2 or len(sizes) != 11:
         return None
-    n, (c, h, w, out_h, out_w, *_) = anchor.x_shape[0], sizes
-    taps, pads = anchor.w_shape[2:], anchor.pads
-    reach = [(t - 1) * d for t, d in zip(taps, anchor.dilations, strict=True)]
-    fits = c % LINE == 0 and max(*pads, *reach) < 128 and max(anchor.strides) <= 8 and anchor.x.dtype.bits == 16
+    c, h, w, out_h, out_w, tap_h, tap_w, *pads = sizes
+    (stride_h, stride_w), (far_h, far_w) = anchor.strides, anchor.dilations
+    reach = max((tap_h - 1) * far_h, (tap_w - 1) * far_w, *pads)
+    fits = c % LINE == 0 and reach < 128 and max(anchor.strides) <= 8 and anchor.x.dtype.bits == 16
     if not fits or exact_div(image.offset, 16) is None:
         return None
-    return Window(image, anchor.x.dtype.name, (n, h, w, c), (out_h, out_w), taps, anchor.strides, anchor.dilations, pads)
+    return Window(
+        image,
+        anchor.x.dtype.name,
+        (n, h, w, c),
+        (out_h, out_w),
+        (tap_h, tap_w),
+        (stride_h, stride_w),
+        (far_h, far_w),
+        (pads[0], pads[1], pads[2], pads[3]),
+    )
 
 
 def factors(

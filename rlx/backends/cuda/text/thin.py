@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlx.backends.cuda.text.emitter import C_TYPES, Emitter, Scope, converted
+from rlx.backends.cuda.text.emitter import Emitter, Scope, converted
 from rlx.backends.cuda.text.form import COLUMN, ROW, K, Product
 from rlx.backends.cuda.text.function import Extents, Text, Threads, function_text, store_line, volume
 from rlx.backends.cuda.text.loops import Fixed
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import Shape, Size, evaluate, exact_div
 from rlx.kernels.affine import linear_index
-from rlx.kernels.expr import Cast, Expr, Load, Var, const, I64, substitute_vars
+from rlx.kernels.expr import I64, Cast, Load, Var, const, substitute_vars
 from rlx.kernels.loops.analysis import RESULT
 from rlx.kernels.program import Buffer, Store
 from rlx.records import dataclass, replace
@@ -57,7 +57,11 @@ def thin_text(store: Store, product: Product) -> Text | None:
     along = next((v for v in (K, COLUMN) if form.coefs.get(v) == 1), None)
     others = [form.constant, *(c for v, c in form.coefs.items() if v != along)]
     inner = product.k if along == K else product.n
-    if along is None or any(exact_div(d, width) is None for d in (*others, inner)) or exact_div(buffer.offset, 16) is None:
+    if (
+        along is None
+        or any(exact_div(d, width) is None for d in (*others, inner))
+        or exact_div(buffer.offset, 16) is None
+    ):
         return None
     if not all(isinstance(v, Var) for v in form.coefs) or not isinstance(product.m, int) or _few(product):
         return None
@@ -66,7 +70,7 @@ def thin_text(store: Store, product: Product) -> Text | None:
 
 def _few(product: Product) -> bool:
     sizes = product.n, product.k
-    return all(isinstance(s, int) for s in sizes) and sizes[0] * sizes[1] < LEAST  # type: ignore[operator]
+    return all(isinstance(s, int) for s in sizes) and sizes[0] * sizes[1] < LEAST
 
 
 class Printer:

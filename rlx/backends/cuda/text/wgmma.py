@@ -14,7 +14,17 @@ from collections.abc import Sequence
 
 from rlx.backends.cuda.text.emitter import C_TYPES, Emitter, Scope
 from rlx.backends.cuda.text.form import COLUMN, ROW, K, Product, Target
-from rlx.backends.cuda.text.function import Extents, Special, Text, Threads, function_text, store_line, targets, volume
+from rlx.backends.cuda.text.function import (
+    Extents,
+    PartStore,
+    Special,
+    Text,
+    Threads,
+    function_text,
+    store_line,
+    targets,
+    volume,
+)
 from rlx.backends.cuda.text.loops import Fixed
 from rlx.backends.cuda.text.maps import LINE, Operand, WindowOperand, operand
 from rlx.ir.dtype import DType
@@ -47,7 +57,6 @@ class Tile:
     stages: int
     split: int = 1
     turns: bool = False
-    alone: bool = False  # no other block should be on its processor
 
     @property
     def groups(self) -> int:
@@ -81,19 +90,24 @@ class Tile:
     @property
     def shared(self) -> int:
         own = self.groups * self.staged
-        return (self.stages * self.stage + own if self.turns else max(self.stages * self.stage, own)) + 16 * MOST_STAGES + 32
+        return (
+            (self.stages * self.stage + own if self.turns else max(self.stages * self.stage, own))
+            + 16 * MOST_STAGES
+            + 32
+        )
 
     def at(self, depth: int, tiles: int, processors: int) -> Tile:
         """The same with as many stages as are of use: all of the depth, as far as blocks do not share a processor."""
-        steps = -(-(-(-depth // LINE)) // self.split)
+        steps = -(-depth // (LINE * self.split))
         own = self.groups * self.staged if self.turns else 0
         room = (SHARED - 2048 - own) // self.stage
         alone = self.turns or tiles * self.split <= processors
-        return replace(self, alone=alone, stages=max(min(room, steps if steps > 1 else 2, MOST_STAGES) if alone else min(room, self.stages), 2))
+        stages = min(room, steps, MOST_STAGES) if alone else min(room, self.stages)
+        return replace(self, stages=max(stages, 2))
 
     def nanoseconds(self, tiles: int, depth: int, processors: int) -> float:
         """About how long a launch takes: see `chosen`."""
-        steps = -(-(-(-depth // LINE)) // self.split)
+        steps = -(-depth // (LINE * self.split))
         blocks = tiles * self.split
         waves = -(-blocks // processors)
         together = 1 if self.turns else max(min(SHARED // self.shared, waves), 1)
@@ -136,9 +150,9 @@ class Blocks:
 def chosen(product: Product, processors: int) -> Tile:
     """The tile that takes the shortest time, about, at the upper bounds of sizes, as far as these are known.
 
-    A launch takes 1,600 ns; a processor multiplies 3,600 pairs in one, a step takes 109 or more, and what is read arrives
-    after 700; the second level of memory gives 12 KB in one, a thread stores an element in 14; a cluster takes 1,000.
-    Fitted to an H200 (benchmarks/cuda.py products --tiles).
+    A launch takes 1,600 ns; a processor multiplies 3,600 pairs in one, a step takes 109 or more, and what is read
+    arrives after 700; the second level of memory gives 12 KB in one, a thread stores an element in 14; a cluster takes
+    1,000. Fitted to an H200 (benchmarks/cuda.py products --tiles).
     """
     batch, m, n, k = (upper(s) or 4096 for s in (numel([s for _, s in product.batch]), product.m, product.n, product.k))
 
@@ -150,8 +164,9 @@ def chosen(product: Product, processors: int) -> Tile:
     return min(map(fitted, TILES), key=lambda pair: pair[0])[1]
 
 
-def wgmma_text(store: Store, product: Product, dtype: DType, target: Target) -> Text | None:
-    """The function, None where an operand is not in memory as it is multiplied."""
+def wgmma_text(stores: Sequence[Store], product: Product, dtype: DType, target: Target) -> Text | None:
+    """The function, None where an operand is not in memory as it is multiplied; `stores` has all, or a `PartStore` for
+    some columns each."""
     names = [v for v, _ in product.batch]
     a: Operand | WindowOperand | None = operand(product.a, ROW, names)
     if a is None and product.window is not None:
@@ -161,7 +176,7 @@ def wgmma_text(store: Store, product: Product, dtype: DType, target: Target) -> 
         return None
     if isinstance(sides[0], Operand):
         product = folded(product, sides[0], sides[1])
-    return Printer(store, product, (sides[0], sides[1]), dtype, target).text()
+    return Printer(stores, product, (sides[0], sides[1]), dtype, target).text()
 
 
 def folded(product: Product, a: Operand, b: Operand) -> Product:
@@ -182,9 +197,14 @@ class Printer:
     """Prints one product."""
 
     def __init__(
-        self, store: Store, product: Product, sides: tuple[Operand | WindowOperand, Operand], dtype: DType, target: Target
+        self,
+        stores: Sequence[Store],
+        product: Product,
+        sides: tuple[Operand | WindowOperand, Operand],
+        dtype: DType,
+        target: Target,
     ) -> None:
-        self.store, self.product, self.dtype, self.target = store, product, dtype, target
+        self.stores, self.product, self.dtype, self.target = stores, product, dtype, target
         self.a, self.b = sides
         self.tile = chosen(product, target.processors)
         self.emitter = Emitter()
@@ -208,8 +228,7 @@ class Printer:
         body += self.in_turns(where, element) if tile.turns else self.at_once(where, element)
         batch = tuple(size for _, size in product.batch)
         threads = Threads(Blocks(batch, product.m, product.n, tile, self.target.processors), Fixed(tile.threads))
-        shared = max(tile.shared, SHARED // 2 + 1) if tile.alone else tile.shared
-        special = Special(maps, shared, tile.split, self.helpers())
+        special = Special(maps, tile.shared, tile.split, self.helpers())
         return function_text(emitter, body, threads, most=tile.threads, alone=True, special=special)
 
     # ---- parts of the function
@@ -232,7 +251,8 @@ class Printer:
             "map_soon(&map1);",
             "}",
             "cluster_sync();" if t.split > 1 else "__syncthreads();",
-            "const int team = from_first(threadIdx.x / 128), tid = threadIdx.x % 128, lane = tid % 32, warp = tid / 32;",
+            "const int team = from_first(threadIdx.x / 128), tid = threadIdx.x % 128;",
+            "const int lane = tid % 32, warp = tid / 32;",
             f"const int tiles_m = (int)(({self.m} + {t.rows - 1}) / {t.rows});",
             f"const int tiles_n = (int)(({self.n} + {t.columns - 1}) / {t.columns});",
             f"const int steps = (int)(({self.k} + {LINE - 1}) / {LINE});",
@@ -273,8 +293,8 @@ class Printer:
             "products_begin();",
             "#pragma unroll",
             f"for (int i = 0; i < {4 * t.held}; ++i)",
-            f"  {call}(c[i % {t.held}], x + i / {t.held} * product_step<{a}>() + i % {t.held} * 512, "
-            f"y + i / {t.held} * product_step<{b}>());",
+            f"  {call}(c[i % {t.held}], x + i / {t.held} * product_step<{a}>() + i % {t.held} * 512,",
+            f"    y + i / {t.held} * product_step<{b}>());",
             "products_commit();",
             f"if (k > {first}) {{",
             "products_wait<1>();",
@@ -370,12 +390,12 @@ class Printer:
         line = f"at / {wide}" + (f" + part * {own}" if t.split > 1 else "")
         rows = f"{block} * 64" if t.turns else "team * 64"
         return [
-            f"#pragma unroll {2 if is_costly(self.store.expr) else 4}",
+            f"#pragma unroll {2 if any(is_costly(s.expr) for s in self.stores) else 4}",
             f"for (int at = tid; at < {own * wide}; at += 128) {{",
             f"const int line = {line}, c0 = at % {wide} * 4;",
             f"const {self.emitter.kind(ROW)} row = m0 + {rows} + line;",
-            f"const {self.emitter.kind(COLUMN)} column0 = n0 + {first} + c0;",
-            f"if (row < {self.m} && column0 < {self.n}) {{",
+            f"const {self.emitter.kind(COLUMN)} at0 = n0 + {first} + c0;",
+            f"if (row < {self.m} && at0 < {self.n}) {{",
             *self.sums(f"c_s + line * {t.width + PAD} + c0"),
             *element,
             "}",
@@ -449,24 +469,40 @@ class Printer:
     # ---- elements
 
     def elements(self) -> list[str]:
-        """Statements that store four neighbouring columns of a row, by one access where they are aligned."""
+        """Statements that store four neighbouring columns of a row, from column `at0` on."""
+        if not isinstance(self.stores[0], PartStore):
+            return ["const auto column0 = at0;", *self.four(self.stores[0], self.product.n)]
+        made: list[str] = []
+        for store in self.stores:
+            assert isinstance(store, PartStore)
+            size = store.extents[-1]
+            made += [
+                f"if (at0 >= {store.first} && at0 < {store.first} + {self.emitter.word(size)}) {{",
+                f"const {self.emitter.kind(COLUMN)} column0 = at0 - {store.first};",
+                *self.four(store, size),
+                "}",
+            ]
+        return made
+
+    def four(self, store: Store, size: Size) -> list[str]:
+        """The same of a store whose columns start at `column0`, by one access where they are aligned."""
         emitter, product = self.emitter, self.product
         places = {v: e for v, e in product.places.items() if v != e}
         store = replace(
-            self.store,
-            expr=substitute_vars(self.store.expr, places),
-            index=tuple(substitute_vars(i, places) for i in self.store.index),
+            store,
+            expr=substitute_vars(store.expr, places),
+            index=tuple(substitute_vars(i, places) for i in store.index),
         )
         row = Scope(self.top, {ROW: "row"}, turns="true")
         column = Scope(row, {COLUMN: "column", next(iter(RESULT)): "total"}, turns="true")
         form = linear_index(store.index, store.buffer.shape)
-        ends = same(product.n % 4, 0) is not True if not isinstance(product.n, int) else product.n % 4 != 0
+        ends = not isinstance(size, int) or size % 4 != 0
         head = [
             "const float totals[4] = {four.x, four.y, four.z, four.w};",
             "#pragma unroll",
             "for (int j = 0; j < 4; ++j) {",
             f"const {emitter.kind(COLUMN)} column = column0 + j;",
-            *([f"if (column < {self.n}) {{"] if ends else []),
+            *([f"if (column < {emitter.word(size)}) {{"] if ends else []),
             "const float total = totals[j];",
         ]
         tail = ["}"] * (2 if ends else 1)
