@@ -32,6 +32,7 @@ __all__ = ["raise_integer"]
 def raise_integer(graph: Graph) -> Graph:
     """conv(dequantize(x), dequantize(w)) and products like it become scale * conv_integer(x, w), x and w as they are.
 
+    Products whose operands are rounded to 16 bits are among them: in whole numbers they are exact.
     What is quantised after that, past a bias, relu and clips, is requantised from the sums at once.
     """
     statics = Statics()
@@ -42,9 +43,9 @@ def _raised(site: Site, statics: Statics) -> Value | None:
     match site.op:
         case Conv(exact=False):
             return _conv(site, statics)
-        case MatMul(activations="") if type(site.op) is MatMul:
+        case MatMul(activations="" | "bf16" | "f16") if type(site.op) is MatMul:
             return _matmul(site, statics)
-        case Gemm(activations=""):
+        case Gemm(activations="" | "bf16" | "f16"):
             return _gemm(site, statics)
         case Quantize():
             return _requantised(site, statics)

@@ -415,3 +415,16 @@ def test_an_attribute_that_is_not_known() -> None:
         rlx.matmul(x, x, activations="f8")
     with pytest.raises(DTypeError, match="takes f32"):
         rlx.matmul(rlx.cast(x, "f64"), rlx.cast(x, "f64"), activations="bf16")
+
+
+@PRECISIONS
+def test_products_of_whole_numbers_stay_exact(precision: str) -> None:
+    """Those that a graph quantises: the pass that finds them finds them with any precision."""
+    g, rng = rlx.Graph("whole"), np.random.default_rng(0)
+    scale, zero = g.constant(np.float32(0.1)), g.constant(np.uint8(3))
+    x = rlx.dequantize(g.input("x", (9, 40), "u8"), scale, zero)
+    w = rlx.dequantize(g.param("w", (40, 24), "i8", data=rng.integers(-128, 128, (40, 24)).astype(np.int8)), scale)
+    g.output(x @ w, "y")
+    feeds = {"x": rng.integers(0, 256, (9, 40)).astype(np.uint8)}
+    made, plain = (rlx.compile(g, device="cpu", precision=p).run(feeds)[0] for p in (precision, "f32"))
+    assert np.array_equal(made, plain)
