@@ -11,6 +11,7 @@ import pytest
 
 import rlx
 from rlx.backends import backend_named
+from rlx.code_times import noted
 from rlx.compiler import stages_of
 from rlx.plan.plan import make_plan, schedule
 
@@ -114,3 +115,34 @@ def test_a_whole_compile_grows_with_the_operands_and_results_of_a_node(build: Bu
     compile_calls(build, 9, tmp_path)  # imports
     few, many = (compile_calls(build, n, tmp_path) for n in (120, 480))
     assert many < 4.2 * few
+
+
+def layered(g: rlx.Graph, n: int) -> None:
+    """Equal layers of ten nodes: a product, an activation, a residual and a norm, and a step that looks far back."""
+    x = first = g.input("x", (8, 32))
+    for i in range(n // 10):
+        h = rlx.matmul(x, g.param(f"w{i}", (32, 32))) + g.param(f"b{i}", (32,))
+        h = rlx.tanh(h * 0.5) + x
+        h = rlx.softmax(rlx.transpose(rlx.reshape(h, (4, 64)), (1, 0)))
+        x = rlx.reshape(h, (8, 32)) + first
+    g.output(x)
+
+
+@pytest.mark.parametrize("sizes", [(500, 1000), pytest.param((1000, 4000), marks=pytest.mark.slow)])
+def test_a_whole_compile_grows_with_the_layers_of_a_net(sizes: tuple[int, int], tmp_path: Path) -> None:
+    """To the program that can run, with an empty cache: so many times the layers take about so many times the calls."""
+    compile_calls(layered, 20, tmp_path)  # imports
+    few, many = (compile_calls(layered, n, tmp_path) for n in sizes)
+    assert many < 1.15 * few * sizes[1] / sizes[0], (few, many)
+
+
+def test_code_does_not_grow_with_the_layers_of_a_net(tmp_path: Path) -> None:
+    """Equal layers have equal code: neither more text is made nor more compiled."""
+    counts = []
+    for layers in (50, 400):
+        graph = rlx.Graph("layers")
+        layered(graph, layers)
+        with noted() as times:
+            rlx.compile(graph, device="cpu", threads=2, cache_dir=tmp_path / str(layers))
+        counts.append(len(times.emitted))
+    assert counts[0] == counts[1]

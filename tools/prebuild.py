@@ -22,14 +22,17 @@ import numpy as np
 
 import rlx
 from rlx.backends.cpu.backend import CpuBackend
+from rlx.backends.cpu.jit import cpuid
 from rlx.backends.cpu.jit.compile import compile_object, compile_together, host, text_key
 from rlx.backends.cpu.jit.prebuilt import FOLDER, LEVELS, Level, archive_bytes, levels_of, read, symbol_of
 from rlx.backends.cpu.native import entry_ir, runner_ir
 from rlx.backends.cpu.schedule.arguments import Routine
+from rlx.backends.cpu.target import Target
 from rlx.compiler import stages_of
 from rlx.ir.dtype import DTYPES
 from rlx.ir.value import Value
 from rlx.options import CompileOptions
+from rlx.records import replace
 
 Make = Callable[[rlx.Graph], None]
 Item = tuple[str, str, bool]  # name, text, whether LLVM's passes run
@@ -270,13 +273,19 @@ def texts(level: Level) -> dict[str, Item]:
     return found
 
 
-def compiled(given: tuple[str, str, Item]) -> tuple[str, bytes]:
+def machine_of(level: Level) -> Target:
+    """The machine of a level for LLVM, which is told of each feature that it does not have too."""
+    known = host().features.split(",")
+    others = {name[1:] for name in known} - level.features - {"64bit"}
+    return replace(level.target, features=f"{level.target.features},{','.join(f'-{name}' for name in sorted(others))}")
+
+
+def compiled(given: tuple[Level, str, Item]) -> tuple[str, bytes]:
     """The object of one function, or of the code of runs."""
-    name, key, item = given
-    (level,) = (level for level in LEVELS if level.name == name)
+    level, key, item = given
     if item[0] in (runner_ir.RUNTIME, entry_ir.NAME):
-        return key, compile_object(item[1], optimize=item[2], target=level.target)
-    return key, compile_together([(item, symbol_of(key))], level.target)
+        return key, compile_object(item[1], optimize=item[2], target=machine_of(level))
+    return key, compile_together([(item, symbol_of(key))], machine_of(level))
 
 
 def made(level: Level, done: set[str], folder: Path, pool: ProcessPoolExecutor) -> str:
@@ -285,17 +294,17 @@ def made(level: Level, done: set[str], folder: Path, pool: ProcessPoolExecutor) 
     for name, ir in ((runner_ir.RUNTIME, runner_ir.runtime_ir()), (entry_ir.NAME, entry_ir.entry_ir())):
         items[text_key(name, ir, True)] = name, ir, True
     items = {key: item for key, item in items.items() if key not in done}
-    by = f"llvmlite {llvmlite.__version__}"
+    by = f"llvmlite {llvmlite.__version__} for {level.tuned_for}"
     before = read(folder / level.path.name)
     kept = before.places.keys() if before is not None and before.by == by else set()
     jobs = sorted((key for key in items if key not in kept), key=lambda key: -len(items[key][1]))
-    objects = dict(pool.map(compiled, [(level.name, key, items[key]) for key in jobs]))
+    objects = dict(pool.map(compiled, [(level, key, items[key]) for key in jobs]))
     if before is not None:
         objects |= {key: before.find(key) or b"" for key in items if key in kept}
     data = archive_bytes(objects, by)
     (folder / level.path.name).write_bytes(data)
     done.update(items)
-    return f"{level.name}: {len(items)} functions, {len(jobs)} of them new, {len(data) >> 10} KiB\n"
+    return f"{level.path.stem}: {len(items)} functions, {len(jobs)} of them new, {len(data) >> 10} KiB\n"
 
 
 def main() -> None:
@@ -305,11 +314,11 @@ def main() -> None:
     parser.add_argument("--here", action="store_true", help="only the levels that this machine has")
     arguments = parser.parse_args()
     arguments.folder.mkdir(exist_ok=True)
-    wanted = levels_of(host().features) if arguments.here else LEVELS
-    done: set[str] = set()
+    wanted = levels_of(host().features, cpuid.vendor()) if arguments.here else LEVELS
+    done: dict[str, set[str]] = {level.vendor: set() for level in wanted}
     with ProcessPoolExecutor() as pool:
         for level in reversed(wanted):
-            sys.stdout.write(made(level, done, arguments.folder, pool))
+            sys.stdout.write(made(level, done[level.vendor], arguments.folder, pool))
             sys.stdout.flush()
 
 

@@ -14,7 +14,7 @@ from targets import cpu
 
 import rlx
 from rlx.backends.cpu.jit import compile as jit
-from rlx.backends.cpu.jit import prebuilt
+from rlx.backends.cpu.jit import cpuid, prebuilt
 from rlx.backends.cpu.jit.load import loads_itself, runtime_objects
 
 pytestmark = pytest.mark.skipif(not loads_itself(), reason="only our own loader takes such code")
@@ -35,14 +35,14 @@ def numbers(*shape: int) -> Any:
 @pytest.fixture
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The code of `layers` for the plainest level that this machine has, in a folder of its own."""
-    level = prebuilt.levels_of(jit.host().features)[-1]
+    level = prebuilt.levels_of(jit.host().features, cpuid.vendor())[-1]
     monkeypatch.setattr(prebuilt, "FOLDER", tmp_path)
     monkeypatch.setattr(prebuild, "graphs", lambda: [made()])
     monkeypatch.setattr(cpu(), "_target", level.target)
     monkeypatch.setattr(jit, "loaded", {})  # nothing is known from earlier tests
     prebuilt.archives_of.cache_clear()
     items = prebuild.texts(level)
-    objects = dict(prebuild.compiled((level.name, key, item)) for key, item in items.items())
+    objects = dict(prebuild.compiled((level, key, item)) for key, item in items.items())
     level.path.write_bytes(prebuilt.archive_bytes(objects, "a test"))
     yield level.path
     prebuilt.archives_of.cache_clear()
@@ -60,9 +60,9 @@ def compiled_functions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     together = jit.compile_together
 
-    def noted(kernels: Any, *more: Any) -> bytes:
+    def noted(kernels: Any, **more: Any) -> bytes:
         names.extend(item[0] for item, _ in kernels)
-        return together(kernels, *more)
+        return together(kernels, **more)
 
     monkeypatch.setattr(jit, "compile_together", noted)
     return names
@@ -110,11 +110,12 @@ def test_a_damaged_archive_is_not_used(
 def test_levels_ask_for_no_more_than_the_machine_has() -> None:
     """Code of a level may use all of its features."""
     here = {name[1:] for name in jit.host().features.split(",") if name.startswith("+")}
-    for level in prebuilt.levels_of(jit.host().features):
+    for level in prebuilt.levels_of(jit.host().features, cpuid.vendor()):
         assert level.features <= here
-    assert prebuilt.levels_of("+sse2,-avx2") == []
+    assert prebuilt.levels_of("+sse2,-avx2", "") == []
     wide = ",".join(f"+{name}" for name in prebuilt.LEVELS[1].features)
-    assert [level.name for level in prebuilt.levels_of(wide)] == ["avx512-vnni", "avx512", "avx2"]
+    assert [level.name for level in prebuilt.levels_of(wide, "GenuineIntel")] == ["avx512-vnni", "avx512", "avx2"]
+    assert [level.name for level in prebuilt.levels_of(wide, "AuthenticAMD")] == ["avx512-vnni", "avx2"]
 
 
 def test_code_of_runs_comes_with_rlx_too(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,7 +221,8 @@ def came_with_rlx(of_text: str) -> bytes | None:
     """The object for a text that has been compiled beforehand, if this machine can run it."""
     if not loads_itself():
         return None
-    return next((obj for archive in archives_of(host().features) if (obj := archive.find(of_text))), None)
+    archives = archives_of(host().features, cpuid.vendor())
+    return next((obj for archive in archives if (obj := archive.find(of_text))), None)
 
 
 @functools.cache

@@ -90,6 +90,11 @@ def _listed(words: Sequence[str], others: Collection[str]) -> str:
     return " ".join(told[:SHOWN]) + (f" and {len(told) - SHOWN} more" if len(told) > SHOWN else "")
 
 
+def vendor() -> str:
+    """The vendor of the processor as x86 names it, "" where the system does not say."""
+    return described().get("vendor_id", "")
+
+
 def name() -> str:
     """What its vendor calls it, "" where the system does not say."""
     return " ".join(described().get("model name", "").split())
