@@ -60,5 +60,5 @@ def _kinds(decoder: Decoder) -> list[Hashable]:
 
 def _shared(decoder: Decoder) -> Mapping[str, str]:
     """The weights of some size that have the bytes of another one: memory has these once."""
-    big = {p.name: p for p in decoder.graph.params if p.data is not None and (p.type.nbytes() or 0) >= SHARED}
-    return equal_arrays({name: (p.type.encoding, p.data) for name, p in big.items()})
+    big = (p for p in decoder.graph.params if (p.type.nbytes() or 0) >= SHARED)
+    return equal_arrays({p.name: (p.type.encoding, p.data) for p in big if p.data is not None})

@@ -143,7 +143,7 @@ class Slots:
 
     def row_types(self, length: int, held: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """Shape and type of what `rows_of` gives for so many positions, of which caches of windows have `held`."""
-        found = {}
+        found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         for name, state in self._caches().items():
             shape, dtype = state.stored
             found[name] = (shape[1], held if self._is_moved(state) else length, shape[3]), dtype

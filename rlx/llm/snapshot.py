@@ -174,7 +174,7 @@ def _adapters(llm: LanguageModel) -> dict[str, list[Any]]:
         for target, arrays in sorted(pairs.items()):
             sha.update(target.encode())
             for array in arrays:
-                sha.update(np.ascontiguousarray(array))
+                sha.update(array.tobytes())
         if scale:
             found[name] = [scale, sha.hexdigest()]
     return found

@@ -109,8 +109,8 @@ def _matrix(path: str, name: str, stored: Stored) -> Array:
     type = stored.type
     if type.rank != 2 or not type.dtype.is_float or type.dtype.bits < 16 or (stored.encoding and not type.encoding):
         raise ModelFormatError(f"{path}: {name!r}: expected a matrix of floats, got {stored.encoding or type}")
-    data = stored.read()
-    return np.asarray(data if type.encoding is None else type.encoding.decode(data, type.shape), np.float32)
+    data, shape = stored.read(), [int(size) for size in type.shape]
+    return np.asarray(data if type.encoding is None else type.encoding.decode(data, shape), np.float32)
 
 
 def _parts_of(path: str, name: str) -> tuple[str, str]:

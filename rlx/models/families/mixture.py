@@ -104,7 +104,8 @@ class Qwen2Moe(Qwen2):
         # converters to GGUF leave out the axis of one row
         gate = b.row("ffn_gate_inp_shexp", layer, b.config.hidden)
         open_ = ops.sigmoid(ops.matmul(x, ops.reshape(gate, (b.config.hidden, 1))))
-        return mixture(self, b, x, layer, normalised=normalised) + open_ * super().mlp(b, x, layer)
+        made: Value = mixture(self, b, x, layer, normalised=normalised) + open_ * super().mlp(b, x, layer)
+        return made
 
 
 class Qwen3Moe(Qwen3):
