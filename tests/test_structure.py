@@ -280,12 +280,11 @@ CPU_PARTS: dict[str, set[str]] = {
     "loops": {"llvm", "native", "schedule"},
     "gemm": {"llvm", "loops", "schedule", "strategy", "target"},
     "kernels": {"gemm", "llvm", "loops", "native", "schedule", "strategy", "target"},
-    "layout": {"kernels"},
     "select": {"kernels", "strategy"},
     "runtime": {"jit", "native", "schedule"},
     "build": {"jit", "runtime", "schedule"},
     "backend": {
-        "build", "gemm", "jit", "kernels", "layout", "llvm", "loops", "native", "runtime", "schedule", "select",
+        "build", "gemm", "jit", "kernels", "llvm", "loops", "native", "runtime", "schedule", "select",
         "strategy", "target",
     },
 }  # fmt: skip

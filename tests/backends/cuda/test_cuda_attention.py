@@ -21,6 +21,7 @@ CASES = {  # attributes; batch, heads, heads of keys, rows, keys, depth, depth o
 CLOSE = {"f32": 3e-6, "bf16": 1.5e-2, "f16": 2e-3}
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("precision", CLOSE)
 @pytest.mark.parametrize("name", CASES)
 def test_attention(name: str, precision: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from device_suite import Some, check_op, check_random_graph
 from host_driver import HostDriver
 
 import rlx
@@ -38,6 +39,7 @@ def listing(model: rlx.CompiledGraph) -> str:
     return "\n".join(model._executable.listing.values())
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("turned", ["", "a", "b"])
 def test_each_tile(tile: Tile, turned: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,3 +178,15 @@ def test_products_of_the_same_rows_are_one(
     expected = rlx.compile(g, device="reference").run(inputs)
     for got, wide in zip(model.run(inputs), expected, strict=True):
         assert np.abs(np.asarray(got) - wide).max() < 6e-3 * np.abs(wide).max()
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", ["conv", "einsum", "gemm", "matmul"])
+def test_ops(name: str, some: Some) -> None:
+    check_op("cuda", name, some)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("seed", range(600, 700))
+def test_random_graphs(seed: int) -> None:
+    check_random_graph("cuda", seed)

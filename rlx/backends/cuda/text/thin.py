@@ -187,7 +187,13 @@ class Printer:
             "}",
             "}",
             "}",
-            # slices of a warp, then warps
+            *self.joined(),
+        ]
+
+    def joined(self) -> list[str]:
+        """The sums of threads that share columns: those of a warp, then of all warps."""
+        width, rows = self.width, self.rows
+        return [
             "#pragma unroll",
             f"for (int i = 0; i < {rows * width}; ++i)",
             f"  for (int m = {LANES}; m < 32; m *= 2)",
@@ -216,10 +222,11 @@ class Printer:
         lines, texts = self.factor({K: "k"})
         before, address = self.address({K: "k0", COLUMN: "column"})
         depth = self.emitter.kind(K)
-        step: list[str] = []
-        for i in range(width):
-            own = [f"sum[{r}][j] = k_fma(x[{r}][{i}], {self.element('four[j]', i)}, sum[{r}][j]);" for r in range(rows)]
-            step += own
+        step = [
+            f"sum[{r}][j] = k_fma(x[{r}][{i}], {self.element('four[j]', i)}, sum[{r}][j]);"
+            for i in range(width)
+            for r in range(rows)
+        ]
         return [
             f"const {self.emitter.kind(COLUMN)} first = n0 + warp * {EACH};",
             f"float sum[{rows}][{EACH}];",
