@@ -22,7 +22,7 @@ PACKAGE = ROOT / "rlx"
 
 EXCHANGE = {"backends.array", "backends.dlpack"}  # arrays as the runtime and devices hand them to one another
 COMPILER_PARTS = {"ir", "ops", "passes", "kernels", "plan", "backends", "backends.base", "backends.granted"} | EXCHANGE
-COMPILER_PARTS |= {"backends.strings", "backends.timing"}
+COMPILER_PARTS |= {"backends.strings", "backends.timing", "backends.memory"}
 
 # part -> the parts that it may import, besides itself and ANYONE
 ANYONE = {
@@ -53,7 +53,8 @@ ALLOWED: dict[str, set[str]] = {
     "backends.array": {"ir"},
     "backends.dlpack": {"ir"},
     "backends.timing": set(),
-    "backends.base": {"ir", "ops", "kernels", "plan", "backends.array", "backends.timing"},
+    "backends.memory": set(),
+    "backends.base": {"ir", "ops", "kernels", "plan", "backends.array", "backends.timing", "backends.memory"},
     "backends.states": {"backends.base"},
     "backends.granted": set(),
     "backends.strings": {"ir", "kernels", "backends.base", "backends.timing"},
@@ -64,7 +65,7 @@ ALLOWED: dict[str, set[str]] = {
     "cost": COMPILER_PARTS | {"compiler"},
     "estimate": COMPILER_PARTS | {"compiler", "importers", "models"},
     "runtime": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate"},
-    "models": {"ir", "ops", "numpy", "importers"},
+    "models": {"ir", "ops", "passes", "numpy", "importers"},
     "llm": {"ir", "models", "runtime", "estimate"},
     "trace": {"ir", "ops", "runtime"},
     "transform": {"ir", "ops", "passes", "trace"},
@@ -91,8 +92,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 A_BACKEND = {
     "ir", "ops", "kernels", "plan", "backends.base", "backends.states", "backends.granted", "backends.codegen",
-    "backends.timing",
-    "backends.library",
+    "backends.timing", "backends.memory", "backends.library",
 } | EXCHANGE  # fmt: skip
 BASE_PARTS = {"boundary", "errors", "ir", "disk", "lazy_imports", "records"}  # below `options`
 

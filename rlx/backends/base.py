@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from rlx.backends.memory import DeviceMemory
 from rlx.boundary import bounded
 from rlx.errors import BusyError, ExecutionError, NameNotFound, OptionError, ShapeError, no_such
 from rlx.forks import restart_in_child
@@ -46,7 +47,6 @@ __all__ = [
     "TensorSpec",
     "Turns",
     "by_position",
-    "host_memory",
     "spec_of",
 ]
 
@@ -108,31 +108,6 @@ class Availability:
     def why(self) -> str:
         """Both as one text."""
         return ": ".join(part for part in (self.reason, self.remedy) if part)
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """Bytes of the device's memory; None where that can't be known."""
-
-    free: int | None
-    total: int | None
-
-
-def host_memory() -> DeviceMemory:
-    """The memory of this machine; what is free is what can be had without swapping."""
-    with suppress(OSError, ValueError):
-        with open("/proc/meminfo", "rb") as file:  # psutil says the same, but is slow to import
-            rows = (line.split() for line in file)
-            kib = {row[0]: int(row[1]) for row in rows if row[0] in (b"MemTotal:", b"MemAvailable:")}
-        if len(kib) == 2:
-            return DeviceMemory(1024 * kib[b"MemAvailable:"], 1024 * kib[b"MemTotal:"])
-    import psutil
-
-    try:
-        memory = psutil.virtual_memory()
-    except (OSError, RuntimeError, psutil.Error):
-        return DeviceMemory(None, None)
-    return DeviceMemory(memory.available, memory.total)  # macOS: unified memory; Windows: physical memory
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from rlx.arithmetic import usual_arithmetic
-from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBackend, Rates
+from rlx.backends.base import Availability, Executable, LibraryBackend, Rates
+from rlx.backends.memory import DeviceMemory
 from rlx.backends.states import StatefulExecutable
 from rlx.errors import ExecutionError, OptionError, RlxError, ShapeError, no_such
 from rlx.ir.extents import bind_extents, bind_result, check_guards, check_out, initial_state

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from rlx.backends.base import CodeGenerator, DeviceMemory
+from rlx.backends.base import CodeGenerator
+from rlx.backends.memory import DeviceMemory
 from rlx.errors import MemoryDeficit
 from rlx.estimate.calibrate import Overhead, known_overhead
 from rlx.estimate.memory import MemoryEstimate, deficit_details

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlx.backends.base import DeviceMemory
+from rlx.backends.memory import DeviceMemory
 from rlx.estimate.system import Budget
 from rlx.options import CompileOptions
 from rlx.records import cached_property

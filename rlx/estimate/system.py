@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Literal, NoReturn
 
-from rlx.backends.base import host_memory
+from rlx.backends.memory import host_memory
 from rlx.errors import OptionError
 from rlx.estimate.resident import address_bytes
 from rlx.options import parse_bytes

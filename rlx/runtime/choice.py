@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any, Unpack
 
 from rlx.backends import BACKENDS, backend_named
-from rlx.backends.base import Backend, CodeGenerator, DeviceMemory
+from rlx.backends.base import Backend, CodeGenerator
+from rlx.backends.memory import DeviceMemory
 from rlx.boundary import bounded
 from rlx.cost.ceilings import Ceilings
 from rlx.cost.kept import ceilings_of

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import rlx
 from rlx import DevicePolicy
 from rlx.backends import BACKENDS, BY_NAME, backend_named, choose_backend
-from rlx.backends.base import Availability, Backend, DeviceMemory
+from rlx.backends.base import Availability, Backend
+from rlx.backends.memory import DeviceMemory
 from rlx.cost.ceilings import Ceilings, guess_of
 from rlx.cost.pace import Pace, Probe
 from rlx.errors import DeviceUnavailable, MemoryDeficit, OptionError, RlxError

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from weakref import WeakKeyDictionary
 
-from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Rates, host_memory
+from rlx.backends.base import Availability, CodeGenerator, CodeSizes, Rates
 from rlx.backends.codegen.channels_last import Choice, channels_last
 from rlx.backends.codegen.object_cache import ObjectCache
 from rlx.backends.codegen.reuse import Reuse
@@ -41,6 +41,7 @@ from rlx.backends.cpu.select import laid_out
 from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target
 from rlx.backends.granted import cpu_count, run_threads
+from rlx.backends.memory import DeviceMemory, host_memory
 from rlx.errors import DeviceUnavailable
 from rlx.install import install_package
 from rlx.ir.dtype import DType

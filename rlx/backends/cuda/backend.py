@@ -6,12 +6,13 @@ from collections.abc import Collection
 from typing import Any
 
 from rlx.backends.array import MemorySpace
-from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, Rates
+from rlx.backends.base import Availability, CodeGenerator, CodeSizes, Executable, Rates
 from rlx.backends.codegen.channels_last import Choice, channels_last
 from rlx.backends.codegen.check import check_supported, claim_of_loops
 from rlx.backends.cuda.layout.narrow import store_narrow
 from rlx.backends.cuda.layout.together import join_products
 from rlx.backends.cuda.text.attention import is_suited
+from rlx.backends.memory import DeviceMemory
 from rlx.errors import DeviceUnavailable
 from rlx.install import install_extra
 from rlx.ir.dtype import DType

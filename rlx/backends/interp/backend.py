@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.array import MemorySpace
-from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, Rates
+from rlx.backends.base import Availability, CodeGenerator, CodeSizes, Executable, Rates
 from rlx.backends.codegen.check import check_supported, claim_of_loops
 from rlx.backends.interp.executable import Code, InterpExecutable
 from rlx.backends.interp.memory import HOST, SPACE
+from rlx.backends.memory import DeviceMemory
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Shape

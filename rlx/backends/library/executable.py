@@ -13,10 +13,11 @@ import numpy as np
 
 from rlx.arithmetic import usual_arithmetic
 from rlx.backends.array import Array, MemorySpace, Tensor
-from rlx.backends.base import DeviceMemory, Executable, LibraryBackend, host_memory
+from rlx.backends.base import Executable, LibraryBackend
 from rlx.backends.library.arrays import Arrays, Flat
 from rlx.backends.library.precision import multiplies_f32
 from rlx.backends.library.trace import Trace, why_not
+from rlx.backends.memory import DeviceMemory, host_memory
 from rlx.backends.states import StatefulExecutable
 from rlx.errors import (
     DeviceUnavailable,

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from rlx.backends.base import Availability, DeviceMemory, Executable, Rates
+from rlx.backends.base import Availability, Executable, Rates
 from rlx.backends.library.arrays import Arrays
 from rlx.backends.library.executable import ArrayBackend, ArrayExecutable
+from rlx.backends.memory import DeviceMemory
 from rlx.install import install_extra
 from rlx.ir.graph import Graph
 from rlx.ir.shape import evaluate

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rlx.backends.base import DeviceMemory, Image, Restorer, host_memory
+from rlx.backends.base import Image, Restorer
 from rlx.backends.codegen.arguments import FEW_THREADS, Extents, thread_count
 from rlx.backends.codegen.table import Phase
 from rlx.backends.cpu.jit import cpuid
@@ -21,6 +21,7 @@ from rlx.backends.cpu.runtime.concurrent_phases import Span
 from rlx.backends.cpu.runtime.executable import CpuExecutable
 from rlx.backends.cpu.runtime.schema import SCHEMA
 from rlx.backends.cpu.runtime.shared import Shared
+from rlx.backends.memory import DeviceMemory, host_memory
 from rlx.boundary import is_out_of_memory
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.dtype import dtype_of
