@@ -460,7 +460,7 @@ def _add_squares(types: Types, rows: int) -> Function:
         shared=True,
         attrs="nounwind noinline",
     )
-    square = min(PIECE // types.sums.itemsize, lanes)
+    square, small = (min(size // types.sums.itemsize, lanes) for size in (PIECE, PIECE // 2))
     step = f.mul("%step", types.many.itemsize)
 
     def add(k: str, steps: int, acc: list[str], *, fetch: bool = False) -> list[str]:
@@ -470,9 +470,10 @@ def _add_squares(types: Types, rows: int) -> Function:
             for p in lines:
                 f.prefetch(f.offset(p, AHEAD))
         a = f.gep("%few", f.mul(k, rows), ty)
-        for at in range(0, steps, square):
+        size = min(steps, square)
+        for at in range(0, steps, size):
             own = [f.gep(p, at, many) for p in lines]
-            columns = _square(f, types, own, square) if steps > 1 else [_column(f, types, own)]
+            columns = _square(f, types, own, size) if steps > 1 else [_column(f, types, own)]
             for c, x in enumerate(columns):
                 for i in range(rows):
                     y = f.splat(f.load(ty, f.gep(a, (at + c) * rows + i, ty)), lanes)
@@ -483,7 +484,7 @@ def _add_squares(types: Types, rows: int) -> Function:
         k1 = f.min(f.add(k0, "%block"), "%k")
         acc, k = [constant(0.0, v)] * rows, k0
         line = LINE // types.sums.itemsize
-        ways = [(line, False), (square, False), (1, False)]
+        ways = [(line, False), *((steps, False) for steps in dict.fromkeys((square, small, 1)))]
         if rows <= WAITING:
             ways.insert(0, (line, True))
         for steps, fetch in ways:
