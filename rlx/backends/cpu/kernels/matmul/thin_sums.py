@@ -42,7 +42,7 @@ PIECE = 32  # bytes of each row that are transposed together
 AHEAD = 256  # bytes of a row from what is read to what is fetched from memory
 LONG = 1024  # bytes of a row, from which on that saves time
 WAITING = 2  # of the few rows at most that take less time than reading the others from memory
-LINE = 64  # bytes of each row that are transposed together
+LINE = 64  # bytes of each row that are added before those after them: a line of the cache
 
 
 @dataclass(frozen=True)
@@ -372,6 +372,7 @@ def _add_blocks(types: Types, rows: int) -> tuple[int, Function]:
                 for i in range(rows):
                     y = f.load(vec(ty, blocks), f.gep(few, ((at + c) * rows + i) * blocks, ty))
                     y = f.shuffle(y, y, [lane % blocks for lane in range(lanes)])
+                    # else LLVM would make many columns before it uses them, and fetch all at once
                     acc[i * groups + g] = f.keep_order(f.fma(y, x, acc[i * groups + g], v))
         return acc
 
