@@ -85,7 +85,9 @@ f16 (by transforms, and as products where windows are single pixels), in three a
 ArgMax; DynamicQuantizeLSTM; copies and elementwise ops of 0.5 MiB and more (results are written where the caller gets
 them). Then: Unique, TfIdfVectorizer and LabelEncoder with sparse keys had no native code; Multinomial drew by a
 logarithm for each class and draw; rows that are shorter than a vector were reduced one by one (now in vectors across
-rows); TopK made a histogram of every row; integers were divided one by one (now by floats, exactly).
+rows); TopK made a histogram of every row; integers were divided one by one (now by floats, exactly); matrix x vector
+of a run's operands waited for one chain of fma in L2 and L3; an image that several convolutions read, as the phases of
+a ConvTranspose do, was copied for each.
 
 ## Other values than onnxruntime's
 

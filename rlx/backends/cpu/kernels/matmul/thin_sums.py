@@ -42,7 +42,7 @@ PIECE = 32  # bytes of each row that are transposed together
 AHEAD = 256  # bytes of a row from what is read to what is fetched from memory
 LONG = 1024  # bytes of a row, from which on that saves time
 WAITING = 2  # of the few rows at most that take less time than reading the others from memory
-LINE = 64  # bytes of each row that are transposed together
+LINE = 64  # bytes of each row that are added before those after them: a line of the cache
 
 
 @dataclass(frozen=True)
@@ -372,6 +372,7 @@ def _add_blocks(types: Types, rows: int) -> tuple[int, Function]:
                 for i in range(rows):
                     y = f.load(vec(ty, blocks), f.gep(few, ((at + c) * rows + i) * blocks, ty))
                     y = f.shuffle(y, y, [lane % blocks for lane in range(lanes)])
+                    # else LLVM would make many columns before it uses them, and fetch all at once
                     acc[i * groups + g] = f.keep_order(f.fma(y, x, acc[i * groups + g], v))
         return acc
 
@@ -460,7 +461,7 @@ def _add_squares(types: Types, rows: int) -> Function:
         shared=True,
         attrs="nounwind noinline",
     )
-    square = min(PIECE // types.sums.itemsize, lanes)
+    square, small = (min(size // types.sums.itemsize, lanes) for size in (PIECE, PIECE // 2))
     step = f.mul("%step", types.many.itemsize)
 
     def add(k: str, steps: int, acc: list[str], *, fetch: bool = False) -> list[str]:
@@ -470,9 +471,10 @@ def _add_squares(types: Types, rows: int) -> Function:
             for p in lines:
                 f.prefetch(f.offset(p, AHEAD))
         a = f.gep("%few", f.mul(k, rows), ty)
-        for at in range(0, steps, square):
+        size = min(steps, square)
+        for at in range(0, steps, size):
             own = [f.gep(p, at, many) for p in lines]
-            columns = _square(f, types, own, square) if steps > 1 else [_column(f, types, own)]
+            columns = _square(f, types, own, size) if steps > 1 else [_column(f, types, own)]
             for c, x in enumerate(columns):
                 for i in range(rows):
                     y = f.splat(f.load(ty, f.gep(a, (at + c) * rows + i, ty)), lanes)
@@ -483,7 +485,7 @@ def _add_squares(types: Types, rows: int) -> Function:
         k1 = f.min(f.add(k0, "%block"), "%k")
         acc, k = [constant(0.0, v)] * rows, k0
         line = LINE // types.sums.itemsize
-        ways = [(line, False), (square, False), (1, False)]
+        ways = [(line, False), *((steps, False) for steps in dict.fromkeys((square, small, 1)))]
         if rows <= WAITING:
             ways.insert(0, (line, True))
         for steps, fetch in ways:
