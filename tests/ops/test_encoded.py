@@ -199,7 +199,7 @@ def test_products_with_encoded_experts(encoding: str, transposed: bool) -> None:
     Numbers of blocks that are multiplied in registers are scaled after they are summed; others give the same bits.
     """
     block = encoding_named(encoding).block
-    k, n = 3 * block, 64 if transposed else 2 * block
+    k, n = 4 * block, 64 if transposed else 2 * block  # whole blocks of k in the order of f32 too
     g, params = experts(encoding, transposed, k=k, n=n)
     model = rlx.compile(g, device="cpu")
     model.set_params(params)

@@ -152,157 +152,123 @@ def gemm_block(tile: Tile, *, internal: bool = False, adds: bool = False) -> Fun
     k, `copy` is null or room for rows * (k_block(k, most) + 16) elements. Then come the arguments of the format.
     `internal`: for the caller's module alone. `adds`: there is a last argument, whether C is added to or set.
     """
-    width, a_ty, c_ty = tile.width, tile.a_scalar, tile.c_scalar
     f = Function(
         f"rlx_block_{tile.name}_{tile.rows}x{tile.panels}",
         [*BLOCK_ARGUMENTS, *_of_format(tile), *([("i64", "add")] if adds else [])],
         internal=internal,
         attrs="nounwind noinline",
     )
-    kernels: dict[tuple[int, int, bool], Function] = {}
+    _Block(f, tile, adds).emit()
+    f.ret()
+    return f
 
-    def kernel(rows: int, panels: int, streams: bool = False) -> Function:
-        if (rows, panels, streams) not in kernels:
-            made = micro_kernel(tile, rows, max(panels, 1), half=panels == HALF, streams=streams)
-            kernels[rows, panels, streams] = made
-        return kernels[rows, panels, streams]
 
-    block = f.max("%k", 8) if tile.format.turn else block_steps(f)
-    copies = a_ty == tile.scalar
-    copied = f.cmp("ne", "%copy", "null") if copies else "false"
+@dataclass(frozen=True)
+class _Steps:
+    """A block of k, as SSA values: `k` steps from k0 on, of rows of A from `a` on that are `lda` elements apart."""
 
-    def added(k0: str) -> str:
+    k0: str
+    k: str
+    more: str  # whether C is added to
+    final: str  # whether there is none after it
+    a: str
+    lda: str
+
+
+class _Block:
+    """The code of `gemm_block`, and the tiles that it calls."""
+
+    def __init__(self, f: Function, tile: Tile, adds: bool) -> None:
+        self.f, self.tile, self.adds = f, tile, adds
+        self.kernels: dict[tuple[int, int, bool], Function] = {}
+        self.block = f.max("%k", 8) if tile.format.turn else block_steps(f)
+        self.copies = tile.a_scalar == tile.scalar
+        self.copied = f.cmp("ne", "%copy", "null") if self.copies else "false"
+
+    def emit(self) -> None:
+        """All of it: few rows at once, more in blocks of k."""
+        f, tile = self.f, self.tile
+        few = range(1, 3 if tile.format.few_shapes else min(FEW_ROWS, tile.rows) + 1)
+        f.switch("%rows", {r: (lambda r=r: self.few_rows(r)) for r in few}, self.many_rows)  # type: ignore[misc]
+
+    def kernel(self, rows: int, panels: int, streams: bool = False) -> Function:
+        """The tile of that shape."""
+        if (rows, panels, streams) not in self.kernels:
+            made = micro_kernel(self.tile, rows, max(panels, 1), half=panels == HALF, streams=streams)
+            self.kernels[rows, panels, streams] = made
+        return self.kernels[rows, panels, streams]
+
+    # ---- places
+
+    def added(self, k0: str) -> str:
         """Whether the block of k from a step on is added to C."""
+        f = self.f
         later = f.cast("zext", f.cmp("gt", k0, 0), "i64")
-        return f.or_(later, "%add") if adds else later
+        return f.or_(later, "%add") if self.adds else later
 
-    def place(panel: str, step: str | int) -> str:
+    def place(self, panel: str, step: str | int) -> str:
         """The address of a step of k in a panel."""
-        return f.gep("%b", f.add(f.mul(panel, "%stride"), f.mul(step, width)), tile.b_scalar)
+        f, tile = self.f, self.tile
+        return f.gep("%b", f.add(f.mul(panel, "%stride"), f.mul(step, tile.width)), tile.b_scalar)
 
-    def besides(panel: str) -> list[Operand]:
+    def besides(self, panel: str) -> list[Operand]:
         """What tiles of the format are given besides, from this panel on."""
-        return [*(f"%{name}" for _, name in tile.format.arguments), *([panel] if tile.format.arguments else [])]
+        arguments = self.tile.format.arguments
+        return [*(f"%{name}" for _, name in arguments), *([panel] if arguments else [])]
 
-    def panel_of(column: str) -> str:
-        return f.lshr(column, width.bit_length() - 1)
+    def panel_of(self, column: str) -> str:
+        """The number of the panel that a column is in."""
+        return self.f.lshr(column, self.tile.width.bit_length() - 1)
 
-    def few_rows(rows: int) -> None:
+    # ---- few rows
+
+    def few_rows(self, rows: int) -> None:
         """All rows at once: several panels a tile, each read from end to end, then those left over one by one."""
-        panels = tile.panels_for(rows)
+        f, width = self.f, self.tile.width
+        panels = self.tile.panels_for(rows)
         group = panels * width
         grouped = f.mul(f.div(f.add("%columns", width - 1), group), group)
-
-        def turn(count: int) -> Callable[[str, list[str]], None]:
-            def body(column: str, _: list[str]) -> None:
-                n = f.min(f.sub("%columns", column), count * width)
-                c, panel = f.gep("%c", column, c_ty), panel_of(column)
-
-                def k_step(k0: str, _: list[str]) -> None:
-                    k, more = f.min(block, f.sub("%k", k0)), added(k0)
-                    a, b = f.gep("%a", k0, a_ty), place(panel, k0)
-                    # from the last block of the panels on, those to come
-                    last = f.cmp("ge", f.add(k0, block), "%k")
-                    beyond = f.select(last, f.mul("%stride", (count - 1) * size_of(tile.b_scalar)), 0, "i64")
-                    ahead = f.offset(b, f.add(beyond, AHEAD // count))
-                    given: list[Typed] = [a, "%lda", b, "%stride", c, "%ldc", k, n, more, ahead, ahead, ("i64", 1)]
-                    f.call(kernel(rows, count, True), [*given, *besides(panel)])
-
-                f.loop(0, f.max("%k", 1), block, [], k_step)
-
-            return body
-
-        f.loop(0, grouped, group, [], turn(panels))
+        f.loop(0, grouped, group, [], lambda column, _: self.few_of(rows, panels, column))
         if panels > 1:
-            f.loop(grouped, "%columns", width, [], turn(1))
+            f.loop(grouped, "%columns", width, [], lambda column, _: self.few_of(rows, 1, column))
 
-    def k_step(k0: str, _: list[str]) -> None:
+    def few_of(self, rows: int, count: int, column: str) -> None:
+        """The columns of so many panels."""
+        f, tile, block = self.f, self.tile, self.block
+        n = f.min(f.sub("%columns", column), count * tile.width)
+        c, panel = f.gep("%c", column, tile.c_scalar), self.panel_of(column)
+
+        def k_step(k0: str, _: list[str]) -> None:
+            k, more = f.min(block, f.sub("%k", k0)), self.added(k0)
+            a, b = f.gep("%a", k0, tile.a_scalar), self.place(panel, k0)
+            # from the last block of the panels on, those to come
+            last = f.cmp("ge", f.add(k0, block), "%k")
+            beyond = f.select(last, f.mul("%stride", (count - 1) * size_of(tile.b_scalar)), 0, "i64")
+            ahead = f.offset(b, f.add(beyond, AHEAD // count))
+            given: list[Typed] = [a, "%lda", b, "%stride", c, "%ldc", k, n, more, ahead, ahead, ("i64", 1)]
+            f.call(self.kernel(rows, count, True), [*given, *self.besides(panel)])
+
+        f.loop(0, f.max("%k", 1), block, [], k_step)
+
+    # ---- more rows
+
+    def many_rows(self) -> None:
+        """One block of k after the other; one turn for K = 0, which sets C to zero."""
+        self.f.loop(0, self.f.max("%k", 1), self.block, [], self.k_step)
+
+    def k_step(self, k0: str, _: list[str]) -> None:
+        """All panels for a block of k, in groups of as many as a tile has."""
+        f, tile, block, width = self.f, self.tile, self.block, self.tile.width
         k = f.min(block, f.sub("%k", k0))
-        more = added(k0)
+        more = self.added(k0)
         final = f.cmp("ge", f.add(k0, block), "%k")
-        source = f.gep("%a", k0, a_ty)
+        source = f.gep("%a", k0, tile.a_scalar)
         copy_stride = f.add(block, COPY_PAD)
         a, lda = source, "%lda"
-        if copies:
-            f.if_(copied, lambda: copy_rows(source, k, copy_stride))
-            a, lda = f.select(copied, "%copy", source), f.select(copied, copy_stride, "%lda")
-
-        def call(
-            shape: tuple[int, int], row: str | int, column: str, n: Typed, ahead: tuple[str, str], count: Typed
-        ) -> None:
-            top, c = f.gep(a, f.mul(row, lda), a_ty), f.gep("%c", f.add(f.mul(row, "%ldc"), column), c_ty)
-            panel = panel_of(column)
-            given: list[Typed] = [top, lda, place(panel, k0), "%stride", c, "%ldc", k, n, more, *ahead, count]
-            f.call(kernel(*shape), [*given, *besides(panel)])
-
-        def sweep(count: int) -> Callable[[str, list[str]], None]:
-            """One panel group for all rows: full tiles, the last two evened out so that none is very short."""
-
-            def body(column: str, _: list[str]) -> None:
-                n = f.min(f.sub("%columns", column), count * width)
-                last = f.cmp("ge", f.add(column, count * width), "%columns")
-                if count == 1 and tile.half_rows:
-                    narrow = f.cmp("le", n, width // 2)
-                    f.if_(
-                        narrow,
-                        lambda: rows_of(HALF, column, n, last),
-                        lambda: rows_of(1, column, n, last),
-                    )
-                else:
-                    rows_of(count, column, n, last)
-
-            return body
-
-        def rows_of(panels: int, column: str, n: str, last: str) -> None:
-            heights = tile.heights(panels)
-            height = heights[-1]
-            # after the last panels come the first ones of the next block of k
-            start = f.select(last, f.add(k0, block), k0)
-            at = f.select(last, 0, f.add(panel_of(column), max(panels, 1)))
-            coming = [place(f.add(at, p), start) for p in range(min(max(panels, 1), tile.panels))]
-            over = f.and_(last, final)
-
-            each = f.mul(f.and_(k, -tile.unroll), tile.fetched)
-
-            def ahead(row: str | int, tiles: str | int) -> tuple[str, str]:
-                """What is to be prefetched after so many tiles: the panels to come, else the rows of A after `row`."""
-                below = f.gep(a, f.mul(row, lda), a_ty)
-                second = f.cmp("ge", tiles, tile.fetches, "i64")
-                panel = f.select(second, coming[-1], coming[0], "ptr")
-                place = f.offset(panel, f.mul(f.and_(tiles, tile.fetches - 1, "i64"), each))
-                there = f.cmp("ge", tiles, len(coming) * tile.fetches, "i64")
-                return f.select(f.or_(over, there), below, place, "ptr"), f.select(over, below, coming[-1], "ptr")
-
-            rest = f.rem("%rows", height)
-            # the last two tiles are evened out
-            whole = f.max(f.sub(f.div("%rows", height), f.cast("zext", f.cmp("ne", rest, 0), "i64")), 0)
-
-            def tiles() -> None:
-                call((height, panels), 0, column, n, ahead(0, 0), whole)
-
-            f.if_(f.cmp("gt", whole, 0), tiles)
-
-            def rows_left(state: list[str]) -> str:
-                return f.cmp("lt", state[0], "%rows")
-
-            def tile_rows(state: list[str]) -> list[str]:
-                row, done = state
-                left = f.sub("%rows", row)
-                even = f.and_(f.cmp("gt", left, height), f.cmp("lt", left, 2 * height))
-                take = f.select(even, f.lshr(f.add(left, 1), 1), f.min(left, height))
-                if len(heights) < height:
-                    take = functools.reduce(lambda x, h: f.select(f.cmp("ge", take, h), h, x, "i64"), heights[1:], "1")
-                fetch = ahead(f.add(row, take), done)
-                f.switch(
-                    take,
-                    {
-                        r: (lambda r=r: call((r, panels), row, column, n, fetch, 1))  # type: ignore[misc]
-                        for r in heights
-                    },
-                )
-                return [f.add(row, take), f.add(done, 1)]
-
-            f.while_([("i64", f.mul(whole, height)), ("i64", whole)], rows_left, tile_rows)
+        if self.copies:
+            f.if_(self.copied, lambda: self.copy_rows(source, k, copy_stride))
+            a, lda = f.select(self.copied, "%copy", source), f.select(self.copied, copy_stride, "%lda")
+        steps = _Steps(k0, k, more, final, a, lda)
 
         group = tile.panels * width
         grouped = f.mul(f.div(f.add("%columns", width - 1), group), group)
@@ -312,14 +278,15 @@ def gemm_block(tile: Tile, *, internal: bool = False, adds: bool = False) -> Fun
             odd = f.and_(odd, f.cmp("gt", "%rows", 2 * tile.triple_rows))
             pairs = f.sub(grouped, f.select(odd, group, 0))
             grouped = f.select(odd, "%columns", grouped)
-        f.loop(0, pairs, group, [], sweep(tile.panels))
+        f.loop(0, pairs, group, [], lambda column, _: self.panels(steps, tile.panels, column))
         if tile.triple_rows:
-            f.if_(odd, lambda: sweep(3)(pairs, []))
+            f.if_(odd, lambda: self.panels(steps, 3, pairs))
         if tile.panels > 1:
-            f.loop(grouped, "%columns", width, [], sweep(1))
+            f.loop(grouped, "%columns", width, [], lambda column, _: self.panels(steps, 1, column))
 
-    def copy_rows(source: str, k: str, copy_stride: str) -> None:
-        ty = tile.scalar
+    def copy_rows(self, source: str, k: str, copy_stride: str) -> None:
+        """Copies rows of A to where there is room for them."""
+        f, tile, ty = self.f, self.tile, self.tile.scalar
 
         def row(i: str, _: list[str]) -> None:
             p = f.gep(source, f.mul(i, "%lda"), ty)
@@ -337,13 +304,82 @@ def gemm_block(tile: Tile, *, internal: bool = False, adds: bool = False) -> Fun
 
         f.loop(0, "%rows", 1, [], row)
 
-    def many_rows() -> None:
-        f.loop(0, f.max("%k", 1), block, [], k_step)  # one turn for K = 0, which sets C to zero
+    def panels(self, steps: _Steps, count: int, column: str) -> None:
+        """So many panels from a column on, or half a one, for all rows."""
+        f, tile = self.f, self.tile
+        n = f.min(f.sub("%columns", column), count * tile.width)
+        last = f.cmp("ge", f.add(column, count * tile.width), "%columns")
+        if count == 1 and tile.half_rows:
+            narrow = f.cmp("le", n, tile.width // 2)
+            f.if_(
+                narrow,
+                lambda: self.all_rows(steps, HALF, column, n, last),
+                lambda: self.all_rows(steps, 1, column, n, last),
+            )
+        else:
+            self.all_rows(steps, count, column, n, last)
 
-    few = range(1, 3 if tile.format.few_shapes else min(FEW_ROWS, tile.rows) + 1)
-    f.switch("%rows", {r: (lambda r=r: few_rows(r)) for r in few}, many_rows)  # type: ignore[misc]
-    f.ret()
-    return f
+    def all_rows(self, steps: _Steps, panels: int, column: str, n: str, last: str) -> None:
+        """Full tiles below one another, the last two evened out so that none is very short."""
+        f, tile = self.f, self.tile
+        heights = tile.heights(panels)
+        height = heights[-1]
+        # after the last panels come the first ones of the next block of k
+        start = f.select(last, f.add(steps.k0, self.block), steps.k0)
+        at = f.select(last, 0, f.add(self.panel_of(column), max(panels, 1)))
+        coming = [self.place(f.add(at, p), start) for p in range(min(max(panels, 1), tile.panels))]
+        over = f.and_(last, steps.final)
+        each = f.mul(f.and_(steps.k, -tile.unroll), tile.fetched)
+
+        def ahead(row: str | int, tiles: str | int) -> tuple[str, str]:
+            """What is to be prefetched after so many tiles: the panels to come, else the rows of A after `row`."""
+            below = f.gep(steps.a, f.mul(row, steps.lda), tile.a_scalar)
+            second = f.cmp("ge", tiles, tile.fetches, "i64")
+            panel = f.select(second, coming[-1], coming[0], "ptr")
+            place = f.offset(panel, f.mul(f.and_(tiles, tile.fetches - 1, "i64"), each))
+            there = f.cmp("ge", tiles, len(coming) * tile.fetches, "i64")
+            return f.select(f.or_(over, there), below, place, "ptr"), f.select(over, below, coming[-1], "ptr")
+
+        rest = f.rem("%rows", height)
+        # the last two tiles are evened out
+        whole = f.max(f.sub(f.div("%rows", height), f.cast("zext", f.cmp("ne", rest, 0), "i64")), 0)
+        f.if_(f.cmp("gt", whole, 0), lambda: self.tiles(steps, (height, panels), (0, column), n, ahead(0, 0), whole))
+
+        def tile_rows(state: list[str]) -> list[str]:
+            row, done = state
+            left = f.sub("%rows", row)
+            even = f.and_(f.cmp("gt", left, height), f.cmp("lt", left, 2 * height))
+            take = f.select(even, f.lshr(f.add(left, 1), 1), f.min(left, height))
+            if len(heights) < height:
+                take = functools.reduce(lambda x, h: f.select(f.cmp("ge", take, h), h, x, "i64"), heights[1:], "1")
+            fetch = ahead(f.add(row, take), done)
+
+            def of_height(rows: int) -> Callable[[], None]:
+                return lambda: self.tiles(steps, (rows, panels), (row, column), n, fetch, 1)
+
+            f.switch(take, {r: of_height(r) for r in heights})
+            return [f.add(row, take), f.add(done, 1)]
+
+        first: list[Typed] = [("i64", f.mul(whole, height)), ("i64", whole)]
+        f.while_(first, lambda state: f.cmp("lt", state[0], "%rows"), tile_rows)
+
+    def tiles(
+        self,
+        steps: _Steps,
+        shape: tuple[int, int],
+        at: tuple[str | int, str],
+        n: Typed,
+        ahead: tuple[str, str],
+        count: Typed,
+    ) -> None:
+        """Calls a tile of a shape (rows, panels) at (row, column) for `count` tiles below one another."""
+        f, tile, (row, column) = self.f, self.tile, at
+        top = f.gep(steps.a, f.mul(row, steps.lda), tile.a_scalar)
+        c = f.gep("%c", f.add(f.mul(row, "%ldc"), column), tile.c_scalar)
+        panel = self.panel_of(column)
+        b = self.place(panel, steps.k0)
+        given: list[Typed] = [top, steps.lda, b, "%stride", c, "%ldc", steps.k, n, steps.more, *ahead, count]
+        f.call(self.kernel(*shape), [*given, *self.besides(panel)])
 
 
 def gemm_kernel(

@@ -113,7 +113,7 @@ def _rounded(node: Node, x: Buffer, out: Buffer, target: Target) -> tuple[Buffer
     """The rows of x rounded to 8 bits, records where panels are multiplied by such, and the kernel that makes them."""
     kernel = Kernel("round a", nodes=(node,))
     found = panels_of(node, target)
-    if found is not None:
+    if found is not None and found.rounded:
         rows, row = size_product(x.shape[:-1]), out_vars(2)[0]
         flat = Load(x.view((rows, x.shape[-1]), x.dtype), (row, DEPTH), x.dtype)
         anchor = Contract(rows, 1, x.shape[-1], flat, const(0, F32))
@@ -338,8 +338,9 @@ class _Product:
         self.tile = tile_of(self.wide, target, format=None if found is None else found.format)
         number, depth, columns = sizes_of(kernel.special)
         self.decodes = found is not None and found.decodes
-        records = found is not None and found.code is not None
-        rates = replace(target.rates, flops=SPEED * target.rates.flops) if records else target.rates
+        self.few = 0 if found is None else found.few(target)
+        rounded = found is not None and found.rounded
+        rates = replace(target.rates, flops=SPEED * target.rates.flops) if rounded else target.rates
         count, size = size_product(out.shape[:-1]), self.wide.itemsize
         cut = once(GroupedMatmulSchedule(count, number, columns, depth, size, rates, self.decodes))
         frame.chunks = Part(cut, "chunks")
@@ -434,6 +435,8 @@ class _Product:
 
         def block(a: str, lda: str, c: str, ldc: str) -> None:
             room = f.offset(self.own, self.decoded_at) if self.decodes else "null"
+            if self.few:
+                room = f.select(f.cmp("le", count, self.few, "i64"), "null", room, "ptr")
             sizes: list[Typed] = [_i(count), _i(columns), _i(self.k), ("i64", PRODUCT_BLOCK), ("ptr", room)]
             f.call(self.routine, [a, _i(lda), b, _i(self.stride), c, _i(ldc), *sizes])
 

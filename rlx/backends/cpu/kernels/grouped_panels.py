@@ -2,7 +2,7 @@
 
 Encoded experts whose blocks lie along the depth stay encoded. A panel has the blocks of 16 columns and takes what the
 encoding takes: as `gemm.panels.block_formats` says, a row of bytes below the other, or as `gemm.panels.q8_codes` has
-them where rows are rounded to 8 bits. They are decoded in registers, or two panels at a time to scratch, as in other
+them. They are decoded in registers, or two panels at a time to scratch, as in other
 products with such weights. How a row is computed does not depend on the rows of its group: no more of them are decoded
 for than fit into registers.
 """
@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 
 from rlx.backends.cpu.gemm.panels.blocks import ENCODED, EncodedBlocks, has_code
-from rlx.backends.cpu.gemm.panels.q8 import Q8_FORMATS, Q8Blocks
-from rlx.backends.cpu.gemm.panels.q8_codes import Field, Q8Code
+from rlx.backends.cpu.gemm.panels.coded import IN_BLOCKS, CodedBlocks
+from rlx.backends.cpu.gemm.panels.q8 import Q8Blocks
+from rlx.backends.cpu.gemm.panels.q8_codes import CODES, Field, Q8Code
 from rlx.backends.cpu.gemm.tile import tile_of, transpose
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, vec, void, width
@@ -130,16 +131,25 @@ def fetch_routine(dtype: DType, target: Target, encoding: Encoding | None = None
 
 @dataclass(frozen=True)
 class ExpertPanels:
-    """The panels of a product's weights, in that format; with a `code`, of rows that are rounded to 8 bits."""
+    """The panels of a product's weights, in that format: as the `code` has them, or bytes as they are stored."""
 
     format: EncodedBlocks | Q8Blocks
     encoding: Encoding
-    code: Q8Code | None = None
+    code: Q8Code | None
+
+    @property
+    def rounded(self) -> bool:
+        """Whether they are multiplied by rows that are rounded to 8 bits."""
+        return isinstance(self.format, Q8Blocks)
 
     @property
     def decodes(self) -> bool:
         """Whether two panels at a time are decoded to scratch."""
         return isinstance(self.format, EncodedBlocks) and self.format.decodes
+
+    def few(self, target: Target) -> int:
+        """Rows up to which they are decoded in registers all the same."""
+        return self.format.few(target) if isinstance(self.format, EncodedBlocks) else 0
 
     def shape(self, experts: Size, depth: Size, columns: Size) -> tuple[Size, ...]:
         """Of the panels of all experts, in bytes."""
@@ -154,21 +164,19 @@ class ExpertPanels:
 def panels_of(node: Node, target: Target) -> ExpertPanels | None:
     """The panels of a product's weights; None where these are not encoded, or decoded before.
 
-    A code for rounded rows is used only if it keeps all bytes of the blocks: experts that leave memory are made of
-    their panels again.
+    A code orders panels only if it keeps all bytes of the blocks: experts that leave memory are made of them again.
     """
     encoding, op = node.inputs[1].type.encoding, node.op
     assert isinstance(op, GroupedMatMul)
     depth = node.inputs[1].shape[2]
     if encoding is None or not op.transposed or node.inputs[0].dtype is F64 or not has_code(target) or depth == 0:
         return None
+    code = CODES.get(encoding.name)
+    code = code if code is not None and code.nbytes == encoding.block_bytes else None
     if op.activations:
-        for form in Q8_FORMATS:
-            if isinstance(form, Q8Blocks) and form.code.name == encoding.name:
-                return ExpertPanels(form, encoding, form.code) if form.code.nbytes == encoding.block_bytes else None
-        return None
-    found = next((form for form in ENCODED if form.encoding is encoding), None)
-    return None if found is None else ExpertPanels(found, encoding)
+        return None if code is None else ExpertPanels(Q8Blocks(code), encoding, code)
+    found = next((form for form in (ENCODED if code is None else IN_BLOCKS) if form.encoding is encoding), None)
+    return None if found is None else ExpertPanels(found, encoding, code if isinstance(found, CodedBlocks) else None)
 
 
 @functools.cache

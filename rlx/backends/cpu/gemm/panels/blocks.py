@@ -287,8 +287,12 @@ class EncodedBlocks(PanelFormat):
         assert blocks is not None
         return _pack_blocks(kernel, anchor, blocks)
 
+    def few(self, target: Target) -> int:
+        """Rows up to which weights are decoded in registers."""
+        return 0
+
     def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
-        return replace(product, few=0)
+        return replace(product, few=self.few(target))
 
     def step_bytes(self, sums: str) -> int:
         return self.encoding.block_bytes * ROW // self.encoding.block

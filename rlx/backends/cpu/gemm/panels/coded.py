@@ -29,7 +29,7 @@ from rlx.kernels.lowering import Contract
 from rlx.kernels.program import Kernel
 from rlx.records import replace
 
-__all__ = ["IN_BLOCKS", "SCALED"]
+__all__ = ["IN_BLOCKS", "SCALED", "CodedBlocks"]
 
 F32 = DTYPES["f32"]
 
@@ -85,6 +85,9 @@ class CodedBlocks(_Coded, EncodedBlocks):
     def __init__(self, encoding: Encoding, code: Q8Code) -> None:
         super().__init__(encoding)
         self.whole = code
+
+    def few(self, target: Target) -> int:
+        return max(_shapes(target))
 
     def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
         return Q8Blocks(self.whole).packed(kernel, anchor)

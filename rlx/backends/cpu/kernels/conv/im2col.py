@@ -1,21 +1,26 @@
 """im2col: gathers windows of an image, its channels last or in planes, as rows that `product` and `int8` multiply.
 
-Where there are few outputs, `dots_routine` sums them as dot products of such rows.
+Where there are few outputs, `dots_routine` sums them as dot products of such rows. For `implicit_gemm`, which reads
+windows where they lie, `lines_routine` copies the rows of images that need it, and says where windows begin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from rlx.backends.cpu.gemm.accumulators import Accumulators
-from rlx.backends.cpu.gemm.tile import Tile
-from rlx.backends.cpu.kernels.conv.geometry import Geometry
-from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec
+from rlx.backends.cpu.gemm.tile import Tile, transpose
+from rlx.backends.cpu.kernels.conv.geometry import Geometry, GroupedGemmArguments, ImplicitGemmArguments
+from rlx.backends.cpu.llvm.builder import Function, Module, Operand, arguments_of, constant, size_of, vec, void
 from rlx.backends.cpu.schedule.arguments import Argument, Arguments, Number, Routine
 
-__all__ = ["PIECES", "byte_routine", "dots_routine", "planar_routine", "planar_words", "routine", "words"]
+__all__ = [
+    "MOST_PLANES", "PIECES", "byte_routine", "dots_routine", "lines_routine", "planar_routine", "planar_words",
+    "routine", "words",
+]  # fmt: skip
 
+MOST_PLANES = 4  # whose pixels are as many elements of a vector
 PIECES = (4, 8)  # bytes that a row of a window of planes is moved in
 ARGUMENTS = [("ptr", "x"), ("ptr", "out"), ("ptr", "words"), ("i64", "p0"), ("i64", "p1"), ("i64", "step")]
 
@@ -293,3 +298,237 @@ def _dots(tile: Tile) -> Function:
     f.switch("%count", {count: case(count) for count in range(1, 5)})
     f.ret()
     return f
+
+
+# ---- rows of images, which windows are read from where they lie
+
+
+@cache
+def lines_routine(tile: Tile, planes: int, grouped: bool, vectors: int = 0) -> Routine:
+    """What prepares the rows of a kernel's results: see `_Lines`."""
+    function = _Lines(tile, planes, grouped, vectors).function()
+    return Routine(function.name, Module([function]).text())
+
+
+class _Lines:
+    """`(ptr x, ptr copies, ptr offsets, ptr words, i64 r0, i64 r1)`: what rows r0..r1 of results need.
+
+    With 0 `planes` the channels of a pixel lie together, else there are so many planes. `grouped`: pixels have more
+    channels than are copied, which are in so many `vectors`, if that is known and few.
+
+    Writes the offset of the window of each of their pixels. With copies, these get the rows of the images that the
+    windows cover, zeros around them, the rows of an image after those of the one before.
+    """
+
+    def __init__(self, tile: Tile, planes: int, grouped: bool, vectors: int) -> None:
+        self.tile, self.planes, self.grouped, self.vectors = tile, planes, grouped, vectors
+        self.ty, self.lanes = tile.scalar, tile.lanes
+        arguments = ["ptr x", "ptr copies", "ptr offsets", "ptr words", "i64 r0", "i64 r1"]
+        kind = f"_{planes}" if planes else f"_grouped{vectors or ''}" if grouped else ""
+        f = Function(f"rlx_lines_{tile.dtype}x{self.lanes}{kind}", arguments_of(", ".join(arguments)))
+        self.f = f
+        self.w = w = ImplicitGemmArguments.loaded(f)
+        channels = w.channels
+        self.apart = GroupedGemmArguments.load(f, "apart") if grouped else "1"
+        self.pixel_step = f.mul(w.stride_w, channels)
+        self.copied = f.cmp("ne", w.copied, 0)
+        self.zero = constant(0.0, tile.vector)
+        # the part of a copied row that the image has, in pixels, then in elements
+        self.left = f.max(f.min(w.pad_w, w.padded), 0)
+        self.right = f.max(f.min(f.add(w.pad_w, w.width), w.padded), self.left)
+        self.pixels, before = f.sub(self.right, self.left), f.sub(self.left, w.pad_w)
+        self.skipped = before if planes else f.mul(before, w.x_c if grouped else channels)
+        self.first, self.count = f.mul(self.left, channels), f.mul(self.pixels, channels)
+        self.whole, self.after = f.mul(w.padded, channels), f.mul(self.right, channels)
+        self.down = f.div(f.sub(w.extent_h, 1), f.max(f.sub(w.pieces, 1), 1))  # the dilation of rows
+
+    def function(self) -> Function:
+        """All of it, one image after the other."""
+        f = self.f
+        f.while_(
+            [("i64", 0), ("i64", "%r0")],
+            lambda state: f.cmp("lt", state[1], "%r1"),
+            lambda state: self.image(state[1], state[:1]),
+        )
+        f.ret()
+        return f
+
+    # ---- a row of an image
+
+    def clear(self, place: str, start: str | int, stop: str) -> None:
+        """Sets elements start..stop to zero, those beyond in vectors that fit."""
+        f, ty, vector = self.f, self.ty, self.tile.vector
+        vectors = f.sub(stop, f.and_(f.sub(stop, start), self.lanes - 1))
+        f.loop(start, vectors, self.lanes, [], lambda i, _: f.store(self.zero, f.gep(place, i, ty), ty=vector))
+        f.loop(vectors, stop, 1, [], lambda i, _: f.store(0.0, f.gep(place, i, ty), ty=ty))
+
+    def copy(self, source: str, place: str) -> None:
+        """A row whose pixels have no other channels."""
+        f, ty, count = self.f, self.ty, self.count
+        vectors = f.and_(count, -self.lanes)
+
+        def move(i: str, _: list[str]) -> None:
+            f.store(f.load(self.tile.vector, f.gep(source, i, ty)), f.gep(place, i, ty))
+
+        f.loop(0, vectors, self.lanes, [], move)
+        f.loop(
+            vectors, count, 1, [], lambda i, _: f.store(f.load(ty, f.gep(source, i, ty)), f.gep(place, i, ty), ty=ty)
+        )
+
+    def pick(self, source: str, place: str, some: str, step: str) -> None:
+        """The channels of a group of some pixels `step` apart: in vectors, whose excess what comes after covers."""
+        f, ty, lanes, channels = self.f, self.ty, self.lanes, self.w.channels
+
+        def vector(p: str, q: str) -> Callable[[Operand, list[str]], None]:
+            return lambda c, _: f.store(f.load(self.tile.vector, f.gep(p, c, ty)), f.gep(q, c, ty))
+
+        def pixel(i: str, whole: str, known: Sequence[int] = ()) -> tuple[str, str]:
+            p, q = f.gep(source, f.mul(i, step), ty), f.gep(place, f.mul(i, channels), ty)
+            for at in known:
+                vector(p, q)(at, [])
+            if not known:
+                f.loop(0, whole, lanes, [], vector(p, q))
+            return p, q
+
+        def exact(i: str, _: list[str]) -> None:
+            whole = f.and_(channels, -lanes)
+            p, q = pixel(i, whole)
+            f.loop(whole, channels, 1, [], lambda c, _: f.store(f.load(ty, f.gep(p, c, ty)), f.gep(q, c, ty)))
+
+        covered = f.max(f.sub(some, f.div(f.add(step, lanes - 1), step)), 0)  # what they read too much is in the row
+        known = range(0, self.vectors * lanes, lanes)
+        f.loop(0, covered, 1, [], lambda i, _: void(pixel(i, channels, known)))
+        f.loop(covered, some, 1, [], exact)
+
+    def spread(self, source: str, place: str) -> None:
+        """A row in parts of columns that are `apart`, as windows see them together, each with the zeros around it."""
+        f, w, ty, apart, channels = self.f, self.w, self.ty, self.apart, self.w.channels
+        columns = f.div(w.padded, apart)
+
+        def up(n: str, part: str) -> str:
+            """The first column of a part that is no earlier than the n-th of the row."""
+            return f.div(f.sub(f.add(n, f.sub(apart, 1)), part), apart)
+
+        def part(number: str, _: list[str]) -> None:
+            own = f.gep(place, f.mul(f.mul(number, columns), channels), ty)
+            begin, end = up(self.left, number), up(self.right, number)
+            skip = f.sub(f.add(number, f.mul(begin, apart)), self.left)
+            self.clear(own, 0, f.mul(begin, channels))
+            self.pick(
+                f.gep(source, f.mul(skip, w.x_c), ty),
+                f.gep(own, f.mul(begin, channels), ty),
+                f.sub(end, begin),
+                f.mul(apart, w.x_c),
+            )
+            self.clear(own, f.mul(end, channels), f.mul(columns, channels))
+
+        f.loop(0, apart, 1, [], part)
+
+    def gather(self, source: str, place: str) -> None:
+        """A row of each plane, so that the channels of a pixel are together."""
+        f, ty, planes, lanes = self.f, self.ty, self.planes, self.lanes
+        sources = [f.gep(source, f.mul(self.w.x_c, c), ty) for c in range(planes)]
+        vector, step = vec(ty, MOST_PLANES), MOST_PLANES
+        whole = f.and_(self.pixels, -lanes) if size_of(ty) * lanes == 64 else "0"
+        vectors = f.and_(self.pixels, -step)
+
+        def wide(i: str, _: list[str]) -> None:
+            """A vector of pixels, where any lanes of two registers are brought together by one instruction."""
+            rows = [f.load(self.tile.vector, f.gep(p, i, ty)) for p in sources]
+            out = f.gep(place, f.mul(i, planes), ty)
+            for n in range(planes):
+                places = [divmod(n * lanes + lane, planes) for lane in range(lanes)]  # (pixel, plane)
+                merged = rows[0]
+                for c in range(1, planes):
+                    before = [pixel if c == 1 else lane for lane, (pixel, _) in enumerate(places)]
+                    picks = [
+                        lanes + pixel if plane == c else before[lane] for lane, (pixel, plane) in enumerate(places)
+                    ]
+                    merged = f.shuffle(merged, rows[c], picks)
+                f.store(merged, f.gep(out, n * lanes, ty))
+
+        def move(i: str, _: list[str]) -> None:
+            rows = [f.load(vector, f.gep(p, i, ty)) for p in sources]
+            rows += [rows[-1]] * (step - planes)
+            out = f.gep(place, f.mul(i, planes), ty)
+            for j, row in enumerate(transpose(f, rows)):  # what a pixel has too much the next one covers
+                f.store(row, f.gep(out, j * planes, ty))
+
+        def one(i: str, _: list[str]) -> None:
+            out = f.gep(place, f.mul(i, planes), ty)
+            for c, p in enumerate(sources):
+                f.store(f.load(ty, f.gep(p, i, ty)), f.gep(out, c, ty), ty=ty)
+
+        if whole != "0":
+            f.loop(0, whole, lanes, [], wide)
+        f.loop(whole, vectors, step, [], move)
+        f.loop(vectors, self.pixels, 1, [], one)
+
+    # ---- the rows of results that lie in one image
+
+    def image(self, r: str, state: list[str]) -> list[str]:
+        """Copies what rows of results from r on need of their image, and writes the offsets of their windows."""
+        f, w, (base,) = self.f, self.w, state
+        number, y0 = f.div(r, w.out_height), f.rem(r, w.out_height)
+        rows = f.min(f.sub(w.out_height, y0), f.sub("%r1", r))
+        plane = f.mul(number, w.x_n)
+        top = f.sub(f.mul(y0, w.stride_h), w.pad_h)
+        lines = f.add(f.mul(f.sub(rows, 1), w.stride_h), w.extent_h)
+
+        def line(j: str, _: list[str]) -> None:
+            place = f.gep("%copies", f.add(base, f.mul(j, w.copied)), self.ty)
+            y = f.add(top, j)
+
+            def source() -> str:
+                return f.gep("%x", f.add(plane, f.add(f.mul(y, w.x_h), self.skipped)), self.ty)
+
+            def seen() -> None:
+                inside = f.cmp("ult", y, w.height)
+                f.if_(inside, lambda: self.copy_row(source, place), lambda: self.clear(place, 0, self.whole))
+
+            # fewer rows than the dilation leave out some between those that their windows see
+            f.if_(f.cmp("le", f.rem(j, f.max(self.down, 1)), f.mul(f.sub(rows, 1), w.stride_h)), seen)
+
+        f.if_(self.copied, lambda: void(f.loop(0, lines, 1, [], line)))
+        here = f.select(self.copied, base, f.add(plane, f.mul(top, w.x_h)))
+        self.offsets(r, rows, here)
+        return [f.add(base, f.mul(lines, w.copied)), f.add(r, rows)]
+
+    def copy_row(self, source: Callable[[], str], place: str) -> None:
+        """A row of the image with the zeros around it."""
+        f = self.f
+        if self.grouped:
+            self.spread(source(), place)
+            return
+        self.clear(place, 0, self.first)
+        (self.gather if self.planes else self.copy)(source(), f.gep(place, self.first, self.ty))
+        self.clear(place, self.after, self.whole)
+
+    def offsets(self, r: str, rows: str, here: str) -> None:
+        """Writes the offsets of the windows of some rows of results from r on, the first of them `here`."""
+        f, w, channels = self.f, self.w, self.w.channels
+        row_step = f.mul(w.stride_h, f.select(self.copied, w.copied, w.x_h))
+        table = f.gep("%offsets", f.mul(f.sub(r, "%r0"), w.out_width), "i64")
+
+        def row(j: str, _: list[str]) -> None:
+            start, places = f.add(here, f.mul(j, row_step)), f.gep(table, f.mul(j, w.out_width), "i64")
+
+            def pixel(i: str, _: list[str]) -> None:
+                f.store(f.add(start, f.mul(i, self.pixel_step)), f.gep(places, i, "i64"))
+
+            def apart_pixel(i: str, state: list[str]) -> list[str]:
+                part, column = state
+                at = f.add(f.mul(part, parts), column)
+                f.store(f.add(start, f.mul(at, channels)), f.gep(places, i, "i64"))
+                part, column = f.add(part, right_step), f.add(column, down_step)
+                over = f.cmp("ge", part, self.apart)
+                return [f.sub(part, f.select(over, self.apart, 0)), f.add(column, f.cast("zext", over, "i64"))]
+
+            if self.grouped:
+                parts = f.div(w.padded, self.apart)
+                right_step, down_step = f.rem(w.stride_w, self.apart), f.div(w.stride_w, self.apart)
+                f.loop(0, w.out_width, 1, [("i64", 0), ("i64", 0)], apart_pixel)
+            else:
+                f.loop(0, w.out_width, 1, [], pixel)
+
+        f.loop(0, rows, 1, [], row)

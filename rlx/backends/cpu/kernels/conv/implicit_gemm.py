@@ -12,7 +12,7 @@ are added up in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import cast
 
@@ -20,8 +20,8 @@ from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.accumulators import Windows
 from rlx.backends.cpu.gemm.chunk import chunk_of, row_parts
 from rlx.backends.cpu.gemm.epilogue import Epilogue
-from rlx.backends.cpu.gemm.tile import HALF, Tile, tile_of, transpose
-from rlx.backends.cpu.kernels.conv import register_tiles
+from rlx.backends.cpu.gemm.tile import HALF, Tile, tile_of
+from rlx.backends.cpu.kernels.conv import im2col, register_tiles
 from rlx.backends.cpu.kernels.conv.geometry import (
     Geometry,
     GroupedGemmArguments,
@@ -33,7 +33,7 @@ from rlx.backends.cpu.kernels.conv.product import gathers_for_tiles
 from rlx.backends.cpu.kernels.conv.register_tiles import window_tile
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few
 from rlx.backends.cpu.llvm import convert
-from rlx.backends.cpu.llvm.builder import Function, Module, Operand, constant, size_of, vec, void
+from rlx.backends.cpu.llvm.builder import Function, Module, size_of
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
     Argument,
@@ -63,7 +63,6 @@ __all__ = ["Begun", "begin", "emit", "from_planes", "suits"]
 
 ROWS = 8  # of a tile at most: each needs a register for its address
 UNROLLED = 4  # vectors of the channels of a group, at most, whose copy is no loop
-MOST_PLANES = 4  # whose pixels are as many elements of a vector
 
 
 def suits(kernel: Kernel) -> bool:
@@ -108,7 +107,8 @@ def from_planes(kernel: Kernel) -> bool:
     index, taps = linear_index(x.indices, x.source.shape), size_product(anchor.w_shape[2:])
     if not index.is_linear or index.coefs.get(out_vars(len(anchor.x_shape))[-1], 0) != 1 or not isinstance(taps, int):
         return False
-    few = 1 < channels <= MOST_PLANES and 4 * taps * channels * (outputs + 15) <= 2 * ImplicitGemmSchedule.FEW_WEIGHTS
+    light = 4 * taps * channels * (outputs + 15) <= 2 * ImplicitGemmSchedule.FEW_WEIGHTS
+    few = 1 < channels <= im2col.MOST_PLANES and light
     return few and taps > 1 and (anchor.dilations[-1] == 1 or anchor.w_shape[-1] == 1)
 
 
@@ -290,214 +290,7 @@ def lines_routine(kernel: Kernel, target: Target, channels: Size) -> Routine:
     assert isinstance(kernel.anchor, Conv)
     tile, grouped = tile_of(kernel.anchor.x.dtype, target).of_one_panel, picks(kernel.anchor)
     vectors = -(-channels // tile.lanes) if grouped and isinstance(channels, int) else 0
-    return _lines(tile, planes_of(kernel), grouped, vectors if vectors <= UNROLLED else 0)
-
-
-@cache
-def _lines(tile: Tile, planes: int, grouped: bool, vectors: int) -> Routine:
-    """`(ptr x, ptr copies, ptr offsets, ptr words, i64 r0, i64 r1)`: what rows r0..r1 of results need.
-
-    With 0 `planes` the channels of a pixel lie together, else there are so many planes. `grouped`: pixels have more
-    channels than are copied, which are in so many `vectors`, if that is known and few.
-
-    Writes the offset of the window of each of their pixels. With copies, these get the rows of the images that the
-    windows cover, zeros around them, the rows of an image after those of the one before.
-    """
-    ty, lanes = tile.scalar, tile.lanes
-    arguments = [("ptr", "x"), ("ptr", "copies"), ("ptr", "offsets"), ("ptr", "words"), ("i64", "r0"), ("i64", "r1")]
-    kind = f"_{planes}" if planes else f"_grouped{vectors or ''}" if grouped else ""
-    f = Function(f"rlx_lines_{tile.dtype}x{lanes}{kind}", arguments)
-    w = ImplicitGemmArguments.loaded(f)
-    channels, width, stride_h = w.channels, w.width, w.stride_h
-    step, out_width = w.copied, w.out_width
-    apart = GroupedGemmArguments.load(f, "apart") if grouped else "1"
-    pixel_step = f.mul(w.stride_w, channels)
-    copied = f.cmp("ne", step, 0)
-    zero = constant(0.0, tile.vector)
-    # the part of a copied row that the image has, in elements
-    first = f.max(f.min(w.pad_w, w.padded), 0)
-    last = f.max(f.min(f.add(w.pad_w, width), w.padded), first)
-    pixels, before = f.sub(last, first), f.sub(first, w.pad_w)
-    skipped = before if planes else f.mul(before, w.x_c if grouped else channels)
-    left, right = first, last
-    first, count, whole = (
-        f.mul(first, channels),
-        f.mul(pixels, channels),
-        f.mul(w.padded, channels),
-    )
-    after = f.mul(last, channels)
-    down = f.div(f.sub(w.extent_h, 1), f.max(f.sub(w.pieces, 1), 1))  # the dilation of rows
-
-    def clear(place: str, start: str | int, stop: str) -> None:
-        """Sets elements start..stop to zero, those beyond in vectors that fit."""
-        vectors = f.sub(stop, f.and_(f.sub(stop, start), lanes - 1))
-        f.loop(start, vectors, lanes, [], lambda i, _: f.store(zero, f.gep(place, i, ty), ty=tile.vector))
-        f.loop(vectors, stop, 1, [], lambda i, _: f.store(0.0, f.gep(place, i, ty), ty=ty))
-
-    def copy(source: str, place: str) -> None:
-        vectors = f.and_(count, -lanes)
-
-        def move(i: str, _: list[str]) -> None:
-            f.store(f.load(tile.vector, f.gep(source, i, ty)), f.gep(place, i, ty))
-
-        f.loop(0, vectors, lanes, [], move)
-        f.loop(
-            vectors, count, 1, [], lambda i, _: f.store(f.load(ty, f.gep(source, i, ty)), f.gep(place, i, ty), ty=ty)
-        )
-
-    def pick(source: str, place: str, some: str, step: str) -> None:
-        """The channels of a group of some pixels `step` apart: in vectors, whose excess what comes after covers."""
-
-        def vector(p: str, q: str) -> Callable[[Operand, list[str]], None]:
-            return lambda c, _: f.store(f.load(tile.vector, f.gep(p, c, ty)), f.gep(q, c, ty))
-
-        def pixel(i: str, whole: str, known: Sequence[int] = ()) -> tuple[str, str]:
-            p, q = f.gep(source, f.mul(i, step), ty), f.gep(place, f.mul(i, channels), ty)
-            for at in known:
-                vector(p, q)(at, [])
-            if not known:
-                f.loop(0, whole, lanes, [], vector(p, q))
-            return p, q
-
-        def exact(i: str, _: list[str]) -> None:
-            whole = f.and_(channels, -lanes)
-            p, q = pixel(i, whole)
-            f.loop(whole, channels, 1, [], lambda c, _: f.store(f.load(ty, f.gep(p, c, ty)), f.gep(q, c, ty)))
-
-        covered = f.max(f.sub(some, f.div(f.add(step, lanes - 1), step)), 0)  # what they read too much is in the row
-
-        known = range(0, vectors * lanes, lanes)
-        f.loop(0, covered, 1, [], lambda i, _: void(pixel(i, channels, known)))
-        f.loop(covered, some, 1, [], exact)
-
-    def spread(source: str, place: str) -> None:
-        """A row in parts of columns that are `apart`, as windows see them together, each with the zeros around it."""
-        columns = f.div(w.padded, apart)
-
-        def up(n: str, part: str) -> str:
-            """The first column of a part that is no earlier than the n-th of the row."""
-            return f.div(f.sub(f.add(n, f.sub(apart, 1)), part), apart)
-
-        def part(number: str, _: list[str]) -> None:
-            own = f.gep(place, f.mul(f.mul(number, columns), channels), ty)
-            begin, end = up(left, number), up(right, number)
-            skip = f.sub(f.add(number, f.mul(begin, apart)), left)
-            clear(own, 0, f.mul(begin, channels))
-            pick(
-                f.gep(source, f.mul(skip, w.x_c), ty),
-                f.gep(own, f.mul(begin, channels), ty),
-                f.sub(end, begin),
-                f.mul(apart, w.x_c),
-            )
-            clear(own, f.mul(end, channels), f.mul(columns, channels))
-
-        f.loop(0, apart, 1, [], part)
-
-    def gather(source: str, place: str) -> None:
-        """A row of each plane, so that the channels of a pixel are together."""
-        sources = [f.gep(source, f.mul(w.x_c, c), ty) for c in range(planes)]
-        vector, step = vec(ty, MOST_PLANES), MOST_PLANES
-        whole = f.and_(pixels, -lanes) if size_of(ty) * lanes == 64 else "0"
-        vectors = f.and_(pixels, -step)
-
-        def wide(i: str, _: list[str]) -> None:
-            """A vector of pixels, where any lanes of two registers are brought together by one instruction."""
-            rows = [f.load(tile.vector, f.gep(p, i, ty)) for p in sources]
-            out = f.gep(place, f.mul(i, planes), ty)
-            for n in range(planes):
-                places = [divmod(n * lanes + lane, planes) for lane in range(lanes)]  # (pixel, plane)
-                merged = rows[0]
-                for c in range(1, planes):
-                    before = [pixel if c == 1 else lane for lane, (pixel, _) in enumerate(places)]
-                    picks = [
-                        lanes + pixel if plane == c else before[lane] for lane, (pixel, plane) in enumerate(places)
-                    ]
-                    merged = f.shuffle(merged, rows[c], picks)
-                f.store(merged, f.gep(out, n * lanes, ty))
-
-        def move(i: str, _: list[str]) -> None:
-            rows = [f.load(vector, f.gep(p, i, ty)) for p in sources]
-            rows += [rows[-1]] * (step - planes)
-            out = f.gep(place, f.mul(i, planes), ty)
-            for j, row in enumerate(transpose(f, rows)):  # what a pixel has too much the next one covers
-                f.store(row, f.gep(out, j * planes, ty))
-
-        def one(i: str, _: list[str]) -> None:
-            out = f.gep(place, f.mul(i, planes), ty)
-            for c, p in enumerate(sources):
-                f.store(f.load(ty, f.gep(p, i, ty)), f.gep(out, c, ty), ty=ty)
-
-        if whole != "0":
-            f.loop(0, whole, lanes, [], wide)
-        f.loop(whole, vectors, step, [], move)
-        f.loop(vectors, pixels, 1, [], one)
-
-    def image(r: str, state: list[str]) -> list[str]:
-        """The rows of results that lie in one image."""
-        (base,) = state
-        number, y0 = f.div(r, w.out_height), f.rem(r, w.out_height)
-        rows = f.min(f.sub(w.out_height, y0), f.sub("%r1", r))
-        plane = f.mul(number, w.x_n)
-        top = f.sub(f.mul(y0, stride_h), w.pad_h)
-        lines = f.add(f.mul(f.sub(rows, 1), stride_h), w.extent_h)
-
-        def line(j: str, _: list[str]) -> None:
-            place = f.gep("%copies", f.add(base, f.mul(j, step)), ty)
-            y = f.add(top, j)
-
-            def source() -> str:
-                return f.gep("%x", f.add(plane, f.add(f.mul(y, w.x_h), skipped)), ty)
-
-            def inside() -> None:
-                if grouped:
-                    spread(source(), place)
-                    return
-                clear(place, 0, first)
-                (gather if planes else copy)(source(), f.gep(place, first, ty))
-                clear(place, after, whole)
-
-            def seen() -> None:
-                f.if_(f.cmp("ult", y, w.height), inside, lambda: clear(place, 0, whole))
-
-            # fewer rows than the dilation leave out some between those that their windows see
-            f.if_(f.cmp("le", f.rem(j, f.max(down, 1)), f.mul(f.sub(rows, 1), stride_h)), seen)
-
-        f.if_(copied, lambda: void(f.loop(0, lines, 1, [], line)))
-        here = f.select(copied, base, f.add(plane, f.mul(top, w.x_h)))
-        row_step = f.mul(stride_h, f.select(copied, step, w.x_h))
-        table = f.gep("%offsets", f.mul(f.sub(r, "%r0"), out_width), "i64")
-
-        def row(j: str, _: list[str]) -> None:
-            start, places = f.add(here, f.mul(j, row_step)), f.gep(table, f.mul(j, out_width), "i64")
-
-            def pixel(i: str, _: list[str]) -> None:
-                f.store(f.add(start, f.mul(i, pixel_step)), f.gep(places, i, "i64"))
-
-            def apart_pixel(i: str, state: list[str]) -> list[str]:
-                part, column = state
-                at = f.add(f.mul(part, parts), column)
-                f.store(f.add(start, f.mul(at, channels)), f.gep(places, i, "i64"))
-                part, column = f.add(part, right_step), f.add(column, down_step)
-                over = f.cmp("ge", part, apart)
-                return [f.sub(part, f.select(over, apart, 0)), f.add(column, f.cast("zext", over, "i64"))]
-
-            if grouped:
-                parts = f.div(w.padded, apart)
-                right_step, down_step = f.rem(w.stride_w, apart), f.div(w.stride_w, apart)
-                f.loop(0, out_width, 1, [("i64", 0), ("i64", 0)], apart_pixel)
-            else:
-                f.loop(0, out_width, 1, [], pixel)
-
-        f.loop(0, rows, 1, [], row)
-        return [f.add(base, f.mul(lines, step)), f.add(r, rows)]
-
-    f.while_(
-        [("i64", 0), ("i64", "%r0")],
-        lambda state: f.cmp("lt", state[1], "%r1"),
-        lambda state: image(state[1], state[:1]),
-    )
-    f.ret()
-    return Routine(f.name, Module([f]).text())
+    return im2col.lines_routine(tile, planes_of(kernel), grouped, vectors if vectors <= UNROLLED else 0)
 
 
 @cache

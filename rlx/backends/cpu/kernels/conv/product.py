@@ -93,10 +93,6 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
     wide = tile_of(dtype, target)  # of whole blocks; windows are gathered, and finished in registers, by another
     tile = wide.of_one_panel
     geo, epilogue = geometry(kernel), conv_epilogue(kernel, dtype)
-    in_registers = not few and register_tiles.suits(epilogue)
-    together = tile.panels * tile.width
-    last = last_columns(geo.outputs, tile) if in_registers else 0
-
     cut = once(
         ConvSchedule(
             geo.outputs,
@@ -118,67 +114,84 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)
     epilogue.prepare(emitter)
-    ty, width = tile.scalar, tile.width
-    w = ConvArguments.loaded(f)
-    depth = w.k
-    product = window_product(f, w, tile)
-    at, count = product.at, product.columns
-    first = f.add(f.mul(at.matrix, w.n), at.n0)  # of its outputs, of those of all groups
+    parts = _Parts(emitter, epilogue, tile, geo.outputs, few)
+    windows = gathered(parts.w, parts.product) if from_window is None else parts.product.in_memory
+    row_parts(f, (parts.product.at.r0, parts.product.at.r1), parts.w.part, windows, parts.emit)
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    scratch = part(cut, "scratch")
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
 
-    def of_part(a: str, q0: str, q1: str) -> None:
+
+class _Parts:
+    """The code of a part of a chunk's pixels: results by tiles that finish them in registers, others by sums in memory.
+
+    `count` outputs of the chunk, `first` is the number of the first one among those of all groups.
+    """
+
+    def __init__(self, emitter: Emitter, epilogue: Epilogue, tile: Tile, outputs: Size, few: bool) -> None:
+        f = emitter.f
+        self.f, self.emitter, self.epilogue, self.tile, self.few = f, emitter, epilogue, tile, few
+        self.in_registers = not few and register_tiles.suits(epilogue)
+        self.last = last_columns(outputs, tile) if self.in_registers else 0
+        self.w = ConvArguments.loaded(f)
+        self.product = window_product(f, self.w, tile)
+        self.count = self.product.columns
+        self.first = f.add(f.mul(self.product.at.matrix, self.w.n), self.product.at.n0)
+
+    def emit(self, a: str, q0: str, q1: str) -> None:
+        """Pixels q0 to q1, whose rows are at `a`."""
+        f, tile, w, count, last = self.f, self.tile, self.w, self.count, self.last
         rows = f.sub(q1, q0)
-        if not in_registers:
-            sums_of(a, (q0, q1), "0")
+        if not self.in_registers:
+            self.by_sums(a, (q0, q1), "0")
             return
         # rather than with a last tile of few rows of its own, the block routine ends with two even ones
-        over = f.rem(rows, tile.rows)
+        over, together = f.rem(rows, tile.rows), tile.panels * tile.width
         uneven = f.and_(f.cmp("gt", over, 0), f.cmp("le", f.mul(over, 2), tile.rows))
         even = f.sub(rows, f.select(uneven, f.add(over, tile.rows), 0))
-        ready = f.and_(f.cmp("le", depth, w.steps), f.cmp("ge", even, tile.rows))
+        ready = f.and_(f.cmp("le", w.k, w.steps), f.cmp("ge", even, tile.rows))
         whole = f.select(ready, f.mul(f.div(count, together), together), 0)
         narrow = f.select(f.and_(ready, f.cmp("eq", f.sub(count, whole), last)), last, 0) if last else "0"
         done = f.add(whole, narrow)
         middle = f.select(f.cmp("gt", done, 0), f.add(q0, even), q1)
-        matrix, block = Matrix.of(f, tile, a, w.lda, depth), (q0, middle)
-        weights = (product.panel(), depth)
-        register_tiles.emit_tiles(emitter, epilogue, tile, matrix, tile.rows, weights, block, first, whole)
-        if last:
-            one, weights = replace(tile, panels=-(-last // width)), (product.panel(whole), depth)
-            after = f.add(first, whole)
-            register_tiles.emit_tiles(
-                emitter, epilogue, one, matrix, tile.rows, weights, block, after, narrow, last=last
-            )
+        self.by_tiles(a, (q0, middle), whole, narrow)
 
         def rest(e: str, _: list[str]) -> None:
             """The columns that are left, then the rows."""
             above = f.cmp("eq", e, 0)
             start, stop = f.select(above, q0, middle), f.select(above, middle, q1)
             column = f.select(above, done, 0)
-            here = f.gep(a, f.mul(f.sub(start, q0), w.lda), ty)
+            here = f.gep(a, f.mul(f.sub(start, q0), w.lda), tile.scalar)
             some = f.and_(f.cmp("lt", column, count), f.cmp("lt", start, stop))
-            f.if_(some, lambda: sums_of(here, (start, stop), column))
+            f.if_(some, lambda: self.by_sums(here, (start, stop), column))
 
         f.loop(0, 2, 1, [], rest)
 
-    def sums_of(a: str, pixels: tuple[str, str], done: str) -> None:
+    def by_tiles(self, a: str, pixels: tuple[str, str], whole: str, narrow: str) -> None:
+        """The results in the first `whole` columns, and in the `narrow` ones after them, in registers."""
+        f, tile, w, product, last = self.f, self.tile, self.w, self.product, self.last
+        emitter, epilogue, matrix = self.emitter, self.epilogue, Matrix.of(f, tile, a, w.lda, w.k)
+        weights = (product.panel(), w.k)
+        register_tiles.emit_tiles(emitter, epilogue, tile, matrix, tile.rows, weights, pixels, self.first, whole)
+        if last:
+            one, weights = replace(tile, panels=-(-last // tile.width)), (product.panel(whole), w.k)
+            at = f.add(self.first, whole)
+            register_tiles.emit_tiles(emitter, epilogue, one, matrix, tile.rows, weights, pixels, at, narrow, last=last)
+
+    def by_sums(self, a: str, pixels: tuple[str, str], done: str) -> None:
         """The results in the columns from `done`, by a block of sums in memory."""
-        start, left = f.add(first, done), f.sub(count, done)
+        f, w, product = self.f, self.w, self.product
+        start, left = f.add(self.first, done), f.sub(self.count, done)
         q0, q1 = pixels
         rows = f.sub(q1, q0)
-        c, step = product.place(epilogue.in_place, q0, done)
-        if few:
-            weights = f.gep(w.b, f.mul(start, depth), ty)
-            f.call(w.block, [a, w.lda, weights, c, step, rows, depth, left])
+        c, step = product.place(self.epilogue.in_place, q0, done)
+        if self.few:
+            weights = f.gep(w.b, f.mul(start, w.k), self.tile.scalar)
+            f.call(w.block, [a, w.lda, weights, c, step, rows, w.k, left])
         else:
             product.block(a, product.panel(done), (c, step), rows, left)
-        epilogue.block(emitter, (q0, q1), (start, f.add(start, left)), c, step)
-
-    windows = gathered(w, product) if from_window is None else product.in_memory
-    row_parts(f, (at.r0, at.r1), w.part, windows, of_part)
-    f.ret()
-    symbol, ir = name_kernel(Module([f]).text())
-    scratch = part(cut, "scratch")
-    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
+        self.epilogue.block(self.emitter, (q0, q1), (start, f.add(start, left)), c, step)
 
 
 def _arguments(
