@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -71,6 +74,22 @@ def test_another_folder(shop: list[str], tmp_path: Path) -> None:
     assert run("little", "--to", str(tmp_path / "own")).strip() == str(tmp_path / "own" / "little-box" / "m.onnx")
     with pytest.raises(rlx.errors.NameNotFound):
         rlx.demo.path("little")
+
+
+def test_the_shell_completes_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the line of docs/installation.md asks for it."""
+    answers = {"rlx fe": "plain,fetch", "rlx run --de": "plain,--device"}
+    for line, answer in answers.items():
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1), "_RLX_COMPLETE": "bash_complete"}
+        done = subprocess.run(
+            [sys.executable, "-c", "from rlx.cli.main import cli; cli(prog_name='rlx')"],
+            env={**os.environ, **words},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+        assert answer in done.stdout.splitlines()
 
 
 def test_names_that_are_not_listed(shop: list[str]) -> None:
