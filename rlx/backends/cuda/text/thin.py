@@ -1,7 +1,6 @@
 """Products of a few rows: as fast as their second operand is read.
 
-    B [K, N]: a thread has some neighbouring columns and every so-manieth step of the depth, by accesses of 16 bytes;
-              threads of a block share the depth, and so do blocks of a cluster
+    B [K, N]: a thread has neighbouring columns, 16 bytes of a row of B, and every 64th row: threads share the depth
     B [N, K]: a warp has four columns, each of its threads 16 bytes of each of these at a time
 
 The parts of a sum are added in an order that does not depend on the run.
