@@ -72,7 +72,8 @@ def as_pairs(kernel: Kernel) -> Kernel | None:
     space = store.extents[2:]
     x, expr = _flat(anchor.x, space), _flat(store.expr, space)
     index = _merged(linear_index(store.index, store.buffer.shape), space)
-    if anchor.activations != "bf16" or len(kernel.stores) > 1 or x is None or expr is None or index is None:
+    whole = anchor.groups == 1 and _of_pixels(anchor) and len(kernel.stores) == 1
+    if anchor.activations != "bf16" or not whole or x is None or expr is None or index is None:
         return None
     image, pixel, output = out_vars(3)
     i0, i1, *taps = out_vars(len(anchor.w_shape))
@@ -90,6 +91,11 @@ def is_pointwise(op: ConvOp, w: Shape) -> bool:
     return all(size == 1 for size in w[2:]) and op.groups == 1 and not any(op.pads) and {*op.strides} <= {1}
 
 
+def _of_pixels(anchor: Conv) -> bool:
+    """Whether a window is one pixel, and each pixel is the window of one."""
+    return all(size == 1 for size in anchor.w_shape[2:]) and {*anchor.strides} <= {1} and not any(anchor.pads)
+
+
 def _at(store: Store, to: dict[Var, Expr]) -> tuple[Expr, ...]:
     """Where a result is stored: in the first row of a plane, which the number of its pixel may lead beyond."""
     *outer, last = out_vars(len(store.extents))[2:]
@@ -104,7 +110,7 @@ def may_be_product(kernel: Kernel) -> bool:
     """
     anchor, space = kernel.anchor, kernel.stores[0].extents[2:]
     assert isinstance(anchor, Conv)
-    single = all(size == 1 for size in anchor.w_shape[2:]) and {*anchor.strides} == {1} and not any(anchor.pads)
+    single = _of_pixels(anchor)
     floats = anchor.x.dtype.is_float and anchor.w.dtype is anchor.x.dtype and anchor.zero is None
     if not single or not floats or len(kernel.stores) > 1 or anchor.activations:
         return False

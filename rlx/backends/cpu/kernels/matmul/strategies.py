@@ -71,13 +71,15 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     if kernel.anchor.a.dtype.bits == 8:
         return conv.layout(int8_conv.as_convolution(kernel), setting, (INT8,))
     kernel = _rows_together(kernel, kernel.anchor)
-    assert isinstance(kernel.anchor, Contract)
-    if kernel.anchor.activations == "bf16":
-        return computed(kernel, BF16, setting)
-    if kernel.anchor.activations:
-        if any(strategy.refuses(kernel, setting) is None for strategy in Q8):
-            return computed(kernel, Q8, setting)
-        kernel = _rounded(kernel, kernel.anchor)
+    anchor = kernel.anchor
+    assert isinstance(anchor, Contract)
+    own = {"bf16": BF16, "q8": Q8}.get(anchor.activations, ())
+    if any(strategy.refuses(kernel, setting) is None for strategy in own):
+        return computed(kernel, own, setting)
+    if anchor.activations == "q8":
+        kernel = _rounded(kernel, anchor)
+    elif anchor.activations:  # its elements are casts
+        kernel = kernel.with_anchor(replace(anchor, activations=""))
     return computed(kernel, MATMUL, setting)
 
 

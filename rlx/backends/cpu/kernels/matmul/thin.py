@@ -77,7 +77,7 @@ class ThinArguments(Arguments):
 class Reading:
     """How an operand lies in memory: `step` from row to row (of B: from column to column), `k_step` along k.
 
-    `narrow` is what its elements are rounded to, if they are.
+    `narrow` is what its elements are rounded to, if they are; code rounds both operands or none.
     """
 
     load: Load
@@ -118,10 +118,12 @@ def _sides(kernel: Kernel) -> dict[bool, bool]:
     anchor = kernel.anchor
     assert isinstance(anchor, Contract)
     a, b = _readings(kernel)
+    if a is None or b is None or a.narrow is not b.narrow:
+        return {}
     found: dict[bool, bool] = {}
-    for few_rows, few, many in ((True, a, b), (False, b, a)):
+    for few_rows, many in ((True, b), (False, a)):
         fits = may_be_thin(*_pairs(anchor, few_rows))
-        if fits is not False and few is not None and many is not None and 1 in (many.step, many.k_step):
+        if fits is not False and 1 in (many.step, many.k_step):
             found[few_rows] = fits is True
     return {side: True for side, always in found.items() if always} or found
 
