@@ -75,6 +75,13 @@ class _Code:
         frame.put(count, self.found, 0, "i64")
         if not self.op.sorted:
             self.renumber()
+
+        def clear(j: str, _: list[str]) -> None:
+            """Beyond the distinct rows there are zeros."""
+            for each in (self.first, self.counts):
+                frame.put(0, each, j, "i64")
+
+        frame.loop(count, self.n, [], clear)
         return frame.finish()
 
     # ---- the order
