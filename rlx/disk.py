@@ -19,7 +19,7 @@ from rlx.lazy_imports import log, sha256
 __all__ = [
     "LIMIT", "MAGIC", "NotOwn", "cache_folder", "check_own", "content_key", "evict", "is_artifact", "keep_in",
     "keep_limit", "kept_limit", "log_unused", "open_regular", "own_folder", "parts_of_limit", "path_of", "read_kept",
-    "read_regular", "replacing", "saving", "write_kept",
+    "read_regular", "replacing", "saving", "target_of", "write_kept",
 ]  # fmt: skip
 
 
@@ -134,6 +134,22 @@ def path_of(path: Any, what: str) -> str:
     return name
 
 
+def target_of(path: Any, what: str) -> str:
+    """As `path_of`, for a file to be written later: raises `OptionError` at once where that can't work."""
+    name = path_of(path, what)
+    target = os.path.realpath(name)
+    written = target if os.path.exists(target) and not os.path.isfile(target) else os.path.dirname(target)
+    if os.path.isdir(target):
+        why = "it is a folder; give the name of a file in it"
+    elif not os.path.exists(written):
+        why = f"there is no folder {written}"
+    else:
+        why = "" if os.access(written, os.W_OK) else f"no right to write to {written}"
+    if why:
+        raise OptionError(f"{name}: can't be written: {why}")
+    return name
+
+
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
@@ -192,14 +208,19 @@ def open_regular(path: str | os.PathLike[str], *, own: bool = False) -> int:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
-            raise OSError(errno.EINVAL, f"is {kind}; expected a file", os.fspath(path))
+            raise OSError(errno.EINVAL, f"is {_kind(status.st_mode)}; expected a file", os.fspath(path))
         if own:
             check_own(status, path)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _kind(mode: int) -> str:
+    """What a path that is no regular file leads to."""
+    kinds = {"a folder": stat.S_ISDIR, "a pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK}
+    return next((kind for kind, fits in kinds.items() if fits(mode)), "a device")
 
 
 def read_regular(path: str | os.PathLike[str], most: int = -1, *, own: bool = False) -> bytes:

@@ -13,9 +13,10 @@ import click
 
 from rlx.cli.bench import needs_json
 from rlx.cli.inputs import gather_inputs
-from rlx.cli.options import InputSpec, compile_options, dims_of, input_options, json_option, model_argument
+from rlx.cli.options import InputSpec, TargetType, compile_options, dims_of, input_options, json_option, model_argument
 from rlx.cli.run import load_model
 from rlx.cli.show import on_terminal, print_json, working
+from rlx.disk import saving
 from rlx.errors import OptionError
 from rlx.plan.pack import Search
 from rlx.plan.plan import MemoryPlan, bound_extents, make_plan
@@ -51,8 +52,8 @@ class SearchType(click.ParamType[Any]):
 @model_argument
 @input_options
 @compile_options
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also draw a map with facts on hover.")
-@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Also draw a map of the arena there.")
+@click.option("--html", type=TargetType(), help="Also draw a map with facts on hover.")
+@click.option("--svg", type=TargetType(), help="Also draw a map of the arena there.")
 @click.option(
     "--search", type=SearchType(), default="auto", help="Exact search: off, auto, or visits such as 1e9 (10 s)."
 )
@@ -76,7 +77,8 @@ def plan(
     found.verify()
     maps = {path: text for path, text in ((svg, found.to_svg), (html, found.to_html)) if path is not None}
     for path, text in maps.items():
-        path.write_text(text(), encoding="utf-8")
+        with saving(path, "plan") as file:
+            file.write(text().encode())
     if as_json:
         print_json({"device": compiled.device, "assumed": notes, **json.loads(found.to_json())})
         return

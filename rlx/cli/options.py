@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from rlx.backends import BACKENDS
+from rlx.disk import target_of
 from rlx.errors import OptionError
 from rlx.ir.dtype import DTYPES
 from rlx.options import parse_bytes
@@ -23,6 +24,7 @@ __all__ = [
     "InputSpec",
     "SecondsRange",
     "SizeType",
+    "TargetType",
     "ToleranceType",
     "ValueType",
     "budget_option",
@@ -47,6 +49,18 @@ class Filled:
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 InputSpec = Path | Filled | tuple[int, ...]
 DimSpec = int | tuple[int, int] | dict[int, int | tuple[int, int] | str]
+
+
+class TargetType(click.ParamType[Path]):
+    """A file to be written: that it can be is seen before the work whose result it takes."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        try:
+            return Path(target_of(value, self.name))
+        except OptionError as error:
+            self.fail(str(error), param, ctx)
 
 
 class DimType(click.ParamType[Any]):

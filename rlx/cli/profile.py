@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from rlx.cli.inputs import Inputs, gather_inputs, with_hint
-from rlx.cli.options import InputSpec, compile_options, input_options, json_option, model_argument
+from rlx.cli.options import InputSpec, TargetType, compile_options, input_options, json_option, model_argument
 from rlx.cli.run import load_model
 from rlx.cli.show import disturbed_lines, measured_text, print_json, residual_lines, table, working
-from rlx.disk import path_of
+from rlx.disk import saving
 from rlx.errors import RlxError
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.report.page import report_json, report_page
@@ -35,7 +35,7 @@ guesses = click.option("--guess", is_flag=True, help="Don't calibrate the device
 @compile_options
 @guesses
 @click.option("--learn", "learns", is_flag=True, help="Let these runs correct the calibration of the device.")
-@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write the kernels' times for Perfetto.")
+@click.option("--trace", type=TargetType(), help="Write the kernels' times for Perfetto.")
 @json_option
 def profile(
     model: Path,
@@ -118,7 +118,7 @@ def profiled(
 @input_options
 @compile_options
 @guesses
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The page.")
+@click.option("-o", "--output", type=TargetType(), help="The page.")
 @click.option("--open", "opens", is_flag=True, help="Show the page in a browser.")
 @json_option
 def report(
@@ -133,12 +133,11 @@ def report(
 ) -> None:
     if output is None and (opens or not as_json):
         raise click.UsageError("give -o PAGE.html, or --json")
-    if output is not None:
-        path_of(output, "report")
     compiled = load_model(model, options)
     given, found = profiled(compiled, inputs, seed, options["threads"], not guess)
     if output is not None:
-        output.write_text(report_page(model.name, compiled, found, given.notes), encoding="utf-8")
+        with saving(output, "report") as file:
+            file.write(report_page(model.name, compiled, found, given.notes).encode())
     if as_json:
         print_json(report_json(compiled, found, given.notes))
     else:

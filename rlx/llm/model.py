@@ -260,10 +260,11 @@ class LanguageModel:
 
         A window begins `stride` tokens after the one before (None: where that ends), and of each only those tokens
         count that the one before did not reach: with a shorter stride they have more before them, and it takes longer.
-        `progress` is called with `rlx.progress.Progress`; its stage is "tokens". Raises `OptionError`.
+        `progress` is called with `rlx.progress.Progress`; its stage is "tokens". Raises `OptionError`, also for
+        a text of fewer than 2 tokens.
         """
         with reporting(progress, {"tokens": 1.0}):
-            return perplexity_of(self, self._ids(text), self.context if stride is None else stride)
+            return perplexity_of(self, self._numbers(text), self.context if stride is None else stride)
 
     # ---- adapters
 
@@ -335,8 +336,12 @@ class LanguageModel:
         return np.concatenate(found)
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """The tokens of a prompt, checked."""
-        ids = self.tokenize(prompt) if isinstance(prompt, str) else token_numbers(prompt, self.vocab, "prompt")
+        """The tokens of a prompt, checked: one at least."""
+        ids = self._numbers(prompt)
         if not ids:
             raise OptionError("prompt: it has no tokens; a model without a BOS token needs a text to go on from")
         return ids
+
+    def _numbers(self, text: str | Sequence[int]) -> list[int]:
+        """The tokens of a text, checked."""
+        return self.tokenize(text) if isinstance(text, str) else token_numbers(text, self.vocab, "prompt")

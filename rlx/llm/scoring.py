@@ -52,11 +52,16 @@ def perplexity_of(llm: LanguageModel, ids: Sequence[int], stride: int) -> float:
     """What `LanguageModel.perplexity` gives; the last token of a window begins the next, where that follows at once."""
     if type(stride) is not int or not 1 <= stride <= llm.context:
         raise OptionError(f"stride={stride!r}: expected 1 to the {llm.context} tokens of the context")
+    if len(ids) < 2:
+        raise OptionError(
+            f"perplexity: the text has {len(ids)} token{'' if len(ids) == 1 else 's'}; expected 2 or more, as a token "
+            "is judged by those before it"
+        )
     found: list[float] = []
-    for start in range(0, max(len(ids) - 1, 1), stride):
+    for start in range(0, len(ids) - 1, stride):
         window = ids[start : start + llm.context + 1]
         new = start + len(window) - 1 - len(found)  # those that no window before this one reached
-        if new > 0 or not found:
+        if new > 0:
             found += logprobs_of(llm, window)[len(window) - 1 - new :]
-        report("tokens", len(found) / max(len(ids) - 1, 1))
+        report("tokens", len(found) / (len(ids) - 1))
     return Score(tuple(ids), tuple(found)).perplexity

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rlx.backends import restorer_named
-from rlx.disk import path_of
+from rlx.disk import target_of
 from rlx.errors import ModelFormatError, OptionError, RlxError
 from rlx.ir.graph import Array, Graph, check_array
 from rlx.ir.mapped import place_of
@@ -68,7 +68,7 @@ def save_artifact(
     model: CompiledGraph, path: str | os.PathLike[str], *, portable: bool = False, external: bool = False
 ) -> None:
     """Writes a compiled graph to one file; see `CompiledGraph.save`."""
-    name = path_of(path, "save")
+    name = target_of(path, "save")  # before the work
     stored = Stored({})
     _add_graph(stored, model, portable)
     if not portable:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlx.backends.base import TensorSpec
 from rlx.boundary import bounded, bounded_class
-from rlx.disk import path_of, saving
+from rlx.disk import path_of, saving, target_of
 from rlx.errors import ExecutionError, ModelFormatError, OptionError
 from rlx.ir.graph import Array
 from rlx.records import dataclass
@@ -65,9 +65,9 @@ class Recorder:
 def record(model: CompiledGraph, path: str | os.PathLike[str]) -> Iterator[Recorder]:
     """Gives a `Recorder`; what it ran is written to `path` (npz) at the end, also when the block raises.
 
-    Raises `OptionError` for what is no path, or at the end where it can't be written.
+    Raises `OptionError` for what is no path, or where it can't be written.
     """
-    path_of(path, "record")
+    target_of(path, "record")
     recorder = Recorder(model)
     try:
         yield recorder

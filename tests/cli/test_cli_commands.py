@@ -231,15 +231,15 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     folder, pipe = tmp_path / "folder", tmp_path / "pipe.npy"
     folder.mkdir()
     os.mkfifo(pipe)
-    for path, why in ((folder, "is a folder"), (pipe, "is no regular file")):
+    for path, why in ((folder, "is a folder"), (pipe, "is a pipe; expected a file")):
         for args in (["run", path], ["run", MODEL, "--replay", path], ["estimate", pipe], ["explain", path]):
             result = rlx(*args)
             assert result.exit_code == 1
             # a folder may be a model, of safetensors files
             assert why in result.stderr or args[0] == "estimate" or "model.safetensors" in result.stderr
-    assert "is no regular file" in rlx("run", MODEL, "--input", f"image={pipe}").stderr
+    assert "is a pipe; expected a file" in rlx("run", MODEL, "--input", f"image={pipe}").stderr
     assert "model.safetensors" in rlx("estimate", folder).stderr
-    with pytest.raises(ModelFormatError, match="is no regular file"):
+    with pytest.raises(ModelFormatError, match="is a pipe; expected a file"):
         WeightRegistry().load(pipe.rename(tmp_path / "pipe.npz"))
 
 
@@ -516,6 +516,32 @@ def test_inputs_from_an_archive_and_a_picture(tmp_path: Path) -> None:
     white = rlx_json("run", MODEL, "--input", f"image={tmp_path / 'white.png'}")
     assert "image: white.png at 8x8, values 0 to 1" in white["assumed"]
     assert white["outputs"] == rlx_json("run", MODEL, "--input", "image=1x1x8x8:1")["outputs"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["report", MODEL, "-o"], ["plan", MODEL, "--html"], ["plan", MODEL, "--svg"], ["profile", MODEL, "--trace"],
+        ["embed", MODEL, "text", "--output"],
+    ],
+    ids=lambda args: f"{args[0]} {args[-1]}",
+)  # fmt: skip
+def test_targets_are_checked_before_the_work(args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is loaded for a result that can't be written."""
+
+    def loaded(*args: Any, **options: Any) -> None:
+        raise AssertionError("the work was begun")
+
+    for place in ("explain.load_model", "profile.load_model", "language.embed.load_embedder"):
+        monkeypatch.setattr(f"rlx.cli.{place}", loaded)
+    cases = {tmp_path: "it is a folder", tmp_path / "none" / "page.html": "there is no folder", Path(""): "folder"}
+    for path, why in cases.items():
+        result = rlx(*args, path)
+        assert result.exit_code == 2
+        assert f"{path}: can't be written: " in result.stderr.replace("\n", " ")
+        assert why in result.stderr
+    assert "takes the path of a file" in rlx(*args, "").stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_cache_is_shown_bounded_and_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

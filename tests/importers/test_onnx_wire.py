@@ -497,7 +497,7 @@ def test_things_that_are_no_model_file(tmp_path: Path) -> None:
         tmp_path: "is a folder",
         tmp_path / "empty.onnx": "is empty",
         tmp_path / "lfs.onnx": "git lfs pull",
-        tmp_path / "fifo.onnx": "is no regular file",
+        tmp_path / "fifo.onnx": "is a pipe; expected a file",
         tmp_path / "text.onnx": "is it an ONNX model",
         tmp_path / "nul\0.onnx": "is no path",
     }

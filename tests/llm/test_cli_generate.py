@@ -71,3 +71,8 @@ def test_perplexity(path: Path, llm: LanguageModel, tmp_path: Path) -> None:
     assert found["perplexity"] == pytest.approx(llm.perplexity(text))
     file.write_bytes(b"\xff")
     assert "is not UTF-8" in CliRunner().invoke(cli, [*asked, str(file)]).stderr
+    device = CliRunner().invoke(cli, [*asked, "/dev/null"])
+    assert "/dev/null: is a device; expected a file; a FILE of - is read from stdin" in device.stderr
+    short = CliRunner().invoke(cli, [*asked, "-"], input="")
+    assert (short.exit_code, short.stdout) == (1, "")
+    assert "expected 2 or more" in short.stderr

@@ -159,6 +159,9 @@ def test_windows_count_every_token_once(llm: LanguageModel) -> None:
     assert llm.perplexity(ids) == llm.perplexity(ids, stride=256)
     with pytest.raises(OptionError, match="stride=257: expected 1 to the 256 tokens"):
         llm.perplexity(ids, stride=257)
+    for few, said in ((ids[:1], "has 1 token; expected 2 or more"), ([], "has 0 tokens; expected 2")):
+        with pytest.raises(OptionError, match=said):
+            llm.perplexity(few)
 
 
 def last_of(llm: LanguageModel, window: list[int]) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.errors import RlxError
+from rlx.errors import OptionError, RlxError
 
 X = np.ones((5, 4), np.float32)
 WRONG: dict[str, Any] = {
@@ -69,6 +69,23 @@ def test_a_path_that_is_none_or_a_folder_is_named(model: rlx.CompiledGraph, call
         with pytest.raises(RlxError):
             PATHS[call](model, path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", ["save", "report", "trace", "record"])
+def test_targets_are_checked_before_the_work(
+    model: rlx.CompiledGraph, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is run or made for a file that can't be written."""
+
+    def begun(*args: Any, **options: Any) -> None:
+        raise AssertionError("the work was begun")
+
+    for work in ("runtime.artifact._add_graph", "runtime.report.page.write_report", "runtime.replay.Recorder"):
+        monkeypatch.setattr(f"rlx.{work}", begun)
+    monkeypatch.setattr(rlx.CompiledGraph, "profile", begun)
+    for path, why in ((tmp_path, "folder"), (tmp_path / "none" / "page", "there is no folder")):
+        with pytest.raises(OptionError, match=f"can't be written: .*{why}"):
+            model.trace([X], path) if call == "trace" else PATHS[call](model, path)
 
 
 @pytest.mark.parametrize("call", ["save", "states.save", "report", "trace", "record"])
@@ -213,7 +230,7 @@ def test_the_device_is_what_was_compiled_for(model: rlx.CompiledGraph) -> None:
 
 
 def test_states_of_an_endless_device_are_refused(model: rlx.CompiledGraph) -> None:
-    with pytest.raises(rlx.errors.ModelFormatError, match="no regular file"):
+    with pytest.raises(rlx.errors.ModelFormatError, match="is a device; expected a file"):
         model.states.load("/dev/zero")
 
 

@@ -441,7 +441,7 @@ def test_what_is_no_file_is_not_followed(make: str, tmp_path: Path, no_code: Non
 def test_regular_files_only(own: bool, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), Path("/dev/null")):
-        with pytest.raises(OSError, match=r"expected a file|is a folder|no regular"):
+        with pytest.raises(OSError, match=r"expected a file"):
             open_regular(path, own=own)
 
 

@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from rlx.cli.language.options import running_options
-from rlx.cli.options import json_option, model_argument
+from rlx.cli.options import TargetType, json_option, model_argument
 from rlx.cli.show import loading, print_json, working
 from rlx.disk import saving
 from rlx.llm.embedder import load_embedder
@@ -24,7 +24,7 @@ __all__ = ["embed"]
 )
 @model_argument
 @click.argument("texts", nargs=-1)
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="Write them as .npy (f32 [texts, dimensions]).")
+@click.option("--output", "-o", type=TargetType(), help="Write them as .npy (f32 [texts, dimensions]).")
 @click.option("--prompt", help="What stands before each text: a name that the model's files know, or a text.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long for the model.")
 @click.option("--context", type=click.IntRange(min=1), help="Tokens of a text at most. Default: what the files say.")

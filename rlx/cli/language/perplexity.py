@@ -34,6 +34,8 @@ def perplexity(model: Path, file: Path, stride: int | None, as_json: bool, **opt
         text = sys.stdin.read() if str(file) == "-" else read_regular(file).decode("utf-8")
     except UnicodeDecodeError as error:
         raise OptionError(f"{file}: is not UTF-8: {error}") from None
+    except OSError as error:
+        raise OptionError(f"{file}: {error.strerror}; a FILE of - is read from stdin") from None
     llm = loaded(model, options)
     ids = llm.tokenize(text)
     begun = time.perf_counter()

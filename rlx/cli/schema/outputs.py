@@ -270,7 +270,7 @@ class Perplexity(Output):
     tokens: int
     context: int
     stride: int  # tokens from window to window
-    perplexity: Number  # "nan" for a text of one token
+    perplexity: Number
     seconds: float
 
 

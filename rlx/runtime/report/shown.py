@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from rlx.boundary import bounded_class
-from rlx.disk import path_of
+from rlx.disk import target_of
 from rlx.errors import ExecutionError, OptionError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Shown:
         from rlx.runtime.trace import RunTrace
 
         if path is not None:
-            path_of(path, "trace")
+            target_of(path, "trace")  # before the work
         made = RunTrace.of(self._compilation.leaves.name, self._own.device, self.profile(inputs, repeat))
         if path is not None:
             made.save(path)
@@ -101,7 +101,7 @@ class Shown:
         """
         from rlx.runtime.report.page import write_report
 
-        path_of(path, "report")  # before the work
+        target_of(path, "report")  # before the work
         if inputs is not None and "profile" not in self._own.capabilities:
             raise OptionError(f"report: device {self._own.device!r} can't time its kernels: leave inputs= out")
         write_report(
