@@ -1,12 +1,13 @@
-"""Compiled graphs travel to other processes: by pickle, to processes that are spawned, to pools."""
+"""Compiled graphs travel to other processes: by pickle, to processes that are spawned, to pools, loaders and actors."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import pickletools
 import shutil
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,70 @@ def test_joblib_processes_take_models() -> None:
     model = rlx.load(DIGITS, **OPTIONS)
     (found,) = joblib.Parallel(2)([joblib.delayed(run)(model)])
     np.testing.assert_array_equal(found, run(model))
+
+
+class Labels:
+    """A data set, as PyTorch's loaders take them, whose rows are made by a model in the worker's process."""
+
+    def __init__(self, model: rlx.CompiledGraph) -> None:
+        self.model = model
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, row: int) -> tuple[int, Any]:
+        return os.getpid(), self.model.run([X[row : row + 1]])[0][0]
+
+
+def changed_layer() -> tuple[rlx.CompiledGraph, Any]:
+    """A model with a weight that was set after the load, and its result."""
+    model = rlx.load(DIGITS, **OPTIONS)
+    name, shape = model.params[0].name, model.params[0].shape
+    model.set_param(name, np.full(shape, 0.125, np.float32))
+    return model, run(model)
+
+
+def test_spawned_workers_of_a_data_loader_run_models() -> None:
+    data = pytest.importorskip("torch.utils.data")
+    model, expected = changed_layer()
+    loader = data.DataLoader(Labels(model), batch_size=2, num_workers=2, multiprocessing_context="spawn")
+    found = list(loader)
+    np.testing.assert_array_equal(np.concatenate([rows.numpy() for _, rows in found]), expected)
+    workers = {int(pid) for pids, _ in found for pid in pids}
+    assert os.getpid() not in workers
+
+
+def test_pools_of_processes_and_threads_run_models() -> None:
+    """`map` sends the model with each call; params that were set travel, and threads share one that waits its turn."""
+    model, expected = changed_layer()
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as processes:
+        for found in processes.map(run, [model] * 4, timeout=60):
+            np.testing.assert_array_equal(found, expected)
+    shared = rlx.load(DIGITS, **OPTIONS, busy="wait")
+    with ThreadPoolExecutor(4) as threads:
+        for found in threads.map(run, [shared] * 16, timeout=60):
+            np.testing.assert_array_equal(found, run(rlx.load(DIGITS, **OPTIONS)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_actors_of_ray_run_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    model, expected = changed_layer()
+
+    class Actor:
+        def __init__(self, model: Any) -> None:
+            self.model = model
+
+        def run(self, x: Any) -> Any:
+            return os.getpid(), self.model.run([x])[0]
+
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        actor = ray.remote(Actor).remote(model)
+        for _ in range(2):
+            pid, found = ray.get(actor.run.remote(X), timeout=120)
+            np.testing.assert_array_equal(found, expected)
+            assert pid != os.getpid()
+    finally:
+        ray.shutdown()
