@@ -218,7 +218,7 @@ def open_regular(path: str | os.PathLike[str], *, own: bool = False) -> int:
 
 
 def _kind(mode: int) -> str:
-    """What a path that is no regular file leads to."""
+    """What a path leads to, where that is not a regular file."""
     kinds = {"a folder": stat.S_ISDIR, "a pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK}
     return next((kind for kind, fits in kinds.items() if fits(mode)), "a device")
 

@@ -212,6 +212,59 @@ def test_numbers_of_formats_are_in_the_docs() -> None:
     assert MAGIC.decode() in (ROOT / "docs" / "formats.md").read_text()
 
 
+ODD = re.compile(  # what was said once, and what is said now
+    r"holds until the next run"  # valid until the next run
+    r"|invented (?:batch|input|size|dim)"  # assumed
+    r"|(?:[µun]s|\bms|seconds) a run\b"  # per run
+    r"|joins (?:\d+|\{[^\n]*\}) (?:a|in a) run\b"  # thread barriers: 4 per run
+    r"|is no dim or input"  # unknown dim 'batc'; dims: batch
+    r"|is no regular file"  # is a device
+)
+
+
+def test_odd_phrases_are_gone() -> None:
+    """Of messages, pages and examples."""
+    suffixes = (".py", ".md", ".js", ".css", ".ipynb")
+    files = [p for d in ("rlx", "docs", "examples") for p in (ROOT / d).rglob("*") if p.suffix in suffixes]
+    assert len(files) > 500
+    said = {
+        f"{page_id(path)}: {found[0]}"
+        for path in (*files, *OWN)
+        for found in ODD.finditer(re.sub(r'"\s*\n\s*f?"', "", path.read_text()))
+    }
+    assert not said
+    for old in (
+        "it holds until the next run",
+        "144 µs a run",
+        "joins 4 a run",
+        "invented batch",
+        "'batc' is no dim or input",
+    ):
+        assert ODD.search(old), old
+
+
+def test_the_comparison_says_where_others_are_better() -> None:
+    """Each runtime of its table has a section with reasons to take it, and one says when to take rlx."""
+    text = (ROOT / "docs" / "comparison.md").read_text()
+    header = re.findall(r"^\|(.+)\|$", text, re.MULTILINE)[0]
+    names = [name.strip() for name in header.split("|")]
+    assert names[:2] == ["", "rlx"]
+    assert {"ONNX Runtime", "OpenVINO", "JAX", "llama.cpp"} == set(names[2:])
+    sections = dict(re.findall(r"^## (.+?)\n(.+?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    for name in names[2:]:
+        assert len(re.findall(r"^- ", sections[f"{name} is better"], re.MULTILINE)) >= 3, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_tables_are_whole(page: Path) -> None:
+    """Rows that an empty line cuts off from their table are shown as text."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        rows = table.splitlines()
+        assert len(rows) > 1, rows[0]
+        assert re.fullmatch(r"\|(?: *:?-+:? *\|)+", rows[1]), rows[0]
+
+
 def test_readme_opens_with_the_two_commands() -> None:
     """A newcomer meets `make demo` and `make test` first."""
     first = next(block for block in blocks(ROOT / "README.md") if block.language == "sh")

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from rlx.disk import cache_folder
+from rlx.disk import cache_folder, open_regular
 from rlx.install import CHECKOUT
 
 __all__ = ["Entry", "FetchError", "entries", "fetch", "place", "places"]
@@ -99,7 +99,7 @@ def has_bytes(path: Path, entry: Entry) -> bool:
     """Whether `path` holds exactly the listed bytes."""
     if not path.is_file() or path.stat().st_size != entry.size:
         return False
-    with path.open("rb") as file:
+    with open(open_regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
 
 
