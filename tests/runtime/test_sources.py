@@ -118,6 +118,7 @@ def test_what_an_exporter_says_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ValueError("no such node: " + "7, " * 10**6)
 
     monkeypatch.setitem(sys.modules, "skl2onnx", SimpleNamespace(to_onnx=convert))
+    pytest.importorskip("sklearn")
     from sklearn.linear_model import LogisticRegression
 
     with pytest.raises(ModelFormatError, match="no such node") as raised:
