@@ -12,6 +12,7 @@ from small_decoders import weight, write_folder, write_gguf, write_safetensors
 
 import rlx
 from rlx.errors import MemoryDeficit, ModelFormatError, NameNotFound, OptionError
+from rlx.models.adapters import UNKNOWN
 
 gguf = pytest.importorskip("gguf")
 
@@ -197,9 +198,12 @@ def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
 
     refused("peft_type 'IA3' is not known", peft_type="IA3")
     refused("DoRA are not known", use_dora=True)
+    for name in (*UNKNOWN, "alora_invocation_tokens", "use_qalora", "layer_replication", "arrow_config"):
+        refused(f"{name}: .* are not known", **{name: [1]})
     refused("bias 'all'", bias="all")
     refused("weights that are replaced", modules_to_save=["lm_head"])
-    refused("'pissa' changes the model's own weights", init_lora_weights="pissa")
+    for start in ("pissa", "pissa_niter_4", "olora", "corda", "lora_ga"):
+        refused(f"'{start}' changes the model's own weights", init_lora_weights=start)
     refused("alpha_pattern: expected numbers by names", alpha_pattern={"(a+)+b": 1})
     ((module, (a, b)),) = pairs.items()
     refused("has no 'model.layers.0.cross.q_proj'", pairs={module.replace("self_attn", "cross"): (a, b)})

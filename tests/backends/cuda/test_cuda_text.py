@@ -12,7 +12,7 @@ from rlx.backends.cuda.text.kernels import kernel_texts, module_texts
 from rlx.compiler import stages_of
 from rlx.errors import CompileError, DeviceUnavailable
 from rlx.ir.graph import Graph
-from rlx.ir.shape import Dim
+from rlx.ir.shape import Dim, Size
 from rlx.ir.value import Value
 from rlx.kernels.lowering import Contract
 from rlx.kernels.program import Kernel
@@ -103,7 +103,7 @@ def test_nvrtc_compiles_each_template(name: str, arch: str) -> None:
         nvrtc.compile("__global__ void k() { undefined(); }", arch)
 
 
-def products(graph: Graph) -> list[tuple[str, int]]:
+def products(graph: Graph) -> list[tuple[str, Size]]:
     """The products and marks of a graph in 16 bits, with the columns that each has."""
     program = stages_of(graph, CudaBackend(), CompileOptions(precision="bf16")).program
     assert program is not None
