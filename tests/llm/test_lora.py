@@ -172,6 +172,16 @@ def test_several_adapters_add_up_and_change_while_the_model_runs(tmp_path: Path)
             llm.set_adapter("three")
 
 
+def test_adapters_are_called_as_their_files_and_folders(tmp_path: Path) -> None:
+    """Folders by the whole name, which may have points."""
+    pairs = pairs_of(shapes_of("llama", [LAYER.format(0) + "self_attn.q_proj"]), 2)
+    places = [write_peft(tmp_path / name, pairs) for name in ("tuned-v1.0", "tuned-v1.1")]
+    places.append(write_adapter_gguf(tmp_path / "other-v1.2.gguf", "llama", pairs, 1.0, 3))
+    model = write_folder(tmp_path / "m", CASES["llama"]["config"], CASES["llama"]["shapes"])
+    with rlx.load_llm(model, device="cpu", context=32, cache=False, lora=places) as llm:
+        assert list(llm.adapters) == ["tuned-v1.0", "tuned-v1.1", "other-v1.2"]
+
+
 def test_weights_in_blocks_stay_as_they_are(tmp_path: Path) -> None:
     pairs = pairs_of(shapes_of("llama", modules_of("llama")), 3)
     adapter = write_peft(tmp_path / "a", pairs)
