@@ -29,6 +29,7 @@ from rlx.backends.cpu.native import entry_ir, runner_ir
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.target import Target
 from rlx.compiler import stages_of
+from rlx.disk import replacing
 from rlx.ir.dtype import DTYPES
 from rlx.ir.value import Value
 from rlx.options import CompileOptions
@@ -302,7 +303,8 @@ def made(level: Level, done: set[str], folder: Path, pool: ProcessPoolExecutor) 
     if before is not None:
         objects |= {key: before.find(key) or b"" for key in items if key in kept}
     data = archive_bytes(objects, by)
-    (folder / level.path.name).write_bytes(data)
+    with replacing(folder / level.path.name) as file:
+        file.write(data)
     done.update(items)
     return f"{level.path.stem}: {len(items)} functions, {len(jobs)} of them new, {len(data) >> 10} KiB\n"
 

@@ -50,4 +50,5 @@ def with_smaller_dims(error: MemoryDeficit, again: Callable[[], MemoryEstimate])
         peak_bytes=error.peak_bytes,
         parts=error.parts,
         remedies=remedies,
+        estimate=error.estimate,
     )

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rlx.ir.graph import Node
 from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import Expr, Load, Reduce, loads, walk
-from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
+from rlx.kernels.lowering import Anchor, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import names_of, replace
 
-__all__ = ["expressions", "in_place_operands", "loop_kind", "may_overwrite", "reads"]
+__all__ = [
+    "anchor_expressions",
+    "expressions",
+    "in_place_operands",
+    "loop_kind",
+    "may_overwrite",
+    "reads",
+    "with_anchor_expressions",
+]
 
 T = TypeVar("T")
 
@@ -48,21 +57,23 @@ def expressions(kernel: Kernel) -> Iterator[Expr]:
     """Every expression of the kernel: operands of the anchor, stores and their indices; those of `before` too."""
     if kernel.before is not None:
         yield from expressions(kernel.before)
-    match kernel.anchor:
-        case Contract(a=a, b=b, zero=zero):
-            yield from (a, b)
-            if zero is not None:
-                yield zero
-        case Conv(x=x, w=w, zero=zero):
-            yield from (x, w)
-            if zero is not None:
-                yield zero
-        case Attention(q=q, k=k, v=v, score=score, count=count):
-            yield from (q, k, v)
-            yield from (x for x in (score, count) if x is not None)
+    if kernel.anchor is not None:
+        yield from anchor_expressions(kernel.anchor)
     for store in kernel.stores:
         yield store.expr
         yield from store.index
+
+
+def anchor_expressions(anchor: Anchor) -> Iterator[Expr]:
+    """Every expression among the fields of an anchor."""
+    return (e for e in (getattr(anchor, name) for name in names_of(anchor)) if isinstance(e, Expr))
+
+
+def with_anchor_expressions(anchor: Anchor, fn: Callable[[Expr], Expr]) -> Anchor:
+    """The anchor with `fn` of each of these."""
+    fields = ((name, getattr(anchor, name)) for name in names_of(anchor))
+    new: dict[str, Any] = {name: fn(e) for name, e in fields if isinstance(e, Expr)}
+    return replace(anchor, **new)
 
 
 @kept

@@ -10,7 +10,7 @@ from rlx.kernels.expr import Cast, Expr, Load
 from rlx.kernels.lowering import Attention
 from rlx.records import replace
 
-__all__ = ["on_buffers", "place_attention", "without_widening"]
+__all__ = ["place_attention", "without_widening"]
 
 
 def place_attention(fuser: Any, anchor: Attention, node: Node, absorbed: list[Node]) -> Attention | None:
@@ -48,10 +48,3 @@ def without_widening(anchor: object, role: str, expr: Expr) -> Expr:
     x = expr.value
     widens = x.dtype.is_float and expr.dtype.is_float and x.dtype.bits == 16 and expr.dtype.bits > 16
     return x if widens and isinstance(x, Load) else expr
-
-
-def on_buffers(fuser: Any, anchor: Attention) -> Attention:
-    """The anchor with loads of buffers."""
-    fields = ("q", "k", "v", "score", "place", "sinks")
-    made = {name: fuser.on_buffers(x) for name in fields if (x := getattr(anchor, name)) is not None}
-    return replace(anchor, **made)

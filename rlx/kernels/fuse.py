@@ -15,7 +15,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Graph, Node, Value, count_readers
 from rlx.ir.shape import Guard, Shape, Size, numel, symbols
-from rlx.kernels import attention_operands
+from rlx.kernels.accesses import with_anchor_expressions
 from rlx.kernels.affine import Affine, computable, has_division, linear_index, row_major
 from rlx.kernels.analysis import Fusing, cost, is_identity, size_of, static_values, uses
 from rlx.kernels.attention_operands import place_attention, without_widening
@@ -519,16 +519,7 @@ class Fuser(StateWrites):
     def pending_kernel(self, p: _Pending, buffer: Buffer) -> Kernel:
         vars = out_vars(len(p.shape))
         at = tuple(vars[axis] for axis in p.order)
-        anchor = p.anchor
-        match anchor:
-            case Contract():
-                zero = None if anchor.zero is None else self.on_buffers(anchor.zero)
-                anchor = replace(anchor, a=self.on_buffers(anchor.a), b=self.on_buffers(anchor.b), zero=zero)
-            case Conv():
-                zero = None if anchor.zero is None else self.on_buffers(anchor.zero)
-                anchor = replace(anchor, x=self.on_buffers(anchor.x), w=self.on_buffers(anchor.w), zero=zero)
-            case Attention():
-                anchor = attention_operands.on_buffers(self, anchor)
+        anchor = with_anchor_expressions(p.anchor, self.on_buffers)
         store = self.store_of(buffer, p.shape, at, self.on_buffers(p.expr))
         return Kernel(kernel_name(p.nodes), (store,), anchor, nodes=tuple(dict.fromkeys(p.nodes)))
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlx.ir.literal import format_attribute
 from rlx.ir.shape import Size
+from rlx.kernels.accesses import with_anchor_expressions
 from rlx.kernels.expr import Expr, Load, SizeOf, loads, transform, walk
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.ops.experts import GroupedMatMul
@@ -154,9 +155,7 @@ class _Replaced:
             return kernel
         anchor = kernel.anchor
         if anchor is not None:
-            parts: dict[str, Any] = {field: getattr(anchor, field) for field in names_of(anchor)}
-            new: dict[str, Any] = {field: self.expr(e) for field, e in parts.items() if isinstance(e, Expr)}
-            anchor = replace(anchor, **new)
+            anchor = with_anchor_expressions(anchor, self.expr)
         stores = tuple(
             Store(s.buffer, s.extents, tuple(map(self.expr, s.index)), self.expr(s.expr)) for s in kernel.stores
         )

@@ -74,11 +74,16 @@ def _by_name(lora: Any) -> dict[str, tuple[Place, float]]:
     else:
         one = isinstance(lora, str | os.PathLike) or _is_scaled(lora)
         every = [_with_scale(place) for place in ([lora] if one else lora if isinstance(lora, Sequence) else [lora])]
-        named = [(Path(place).stem, (place, scale)) for place, scale in every]
+        named = [(_name_of(Path(place)), (place, scale)) for place, scale in every]
     found = dict(named)
     if not found or len(found) < len(named) or not all(isinstance(name, str) and name for name in found):
         raise OptionError(f"lora={lora!r:.80}: expected adapters of different names; give {{name: path}}")
     return found
+
+
+def _name_of(path: Path) -> str:
+    """What comes before the ending of a file; all of a folder's name, which may have points."""
+    return path.stem if path.suffix in (".gguf", ".safetensors") else path.name
 
 
 def _is_scaled(given: Any) -> bool:

@@ -40,8 +40,10 @@ PARTS = {"lora_A": "a", "lora_B": "b", "lora_a": "a", "lora_b": "b"}
 UNKNOWN = {  # fields of PEFT's file that must not say anything: what they are for
     "use_dora": "DoRA", "modules_to_save": "weights that are replaced", "lora_bias": "biases of adapters",
     "trainable_token_indices": "changed embeddings", "target_parameters": "adapters of single parameters",
+    "alora_invocation_tokens": "adapters that are on after some tokens only", "use_qalora": "pooled inputs",
+    "layer_replication": "repeated layers", "arrow_config": "adapters that are chosen for each token",
 }  # fmt: skip
-CHANGES_WEIGHTS = ("pissa", "olora", "corda")  # ways of starting after which the model's weights are others
+CHANGES_WEIGHTS = ("pissa", "olora", "corda", "lora_ga")  # ways of starting after which the model's weights are others
 
 Target = tuple[str, int | None]  # our name of a product's weight, and its layer
 

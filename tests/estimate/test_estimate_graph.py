@@ -204,6 +204,7 @@ def test_remedies_name_sizes_that_the_caller_fixed(tmp_path: Path) -> None:
     with pytest.raises(MemoryDeficit, match=r"batch at most \d+$") as loaded:
         rlx.load(path, device="cpu", dims={"batch": 64}, budget=budget)
     assert [r.action for r in loaded.value.remedies if r.fits] == [remedy.action]
+    assert loaded.value.estimate.peak_bytes == loaded.value.peak_bytes
     assert not [r for r in made(1).remedies(1) if r.action.startswith("batch")]
 
 

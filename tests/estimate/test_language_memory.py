@@ -14,6 +14,7 @@ from fresh_process import in_fresh_process
 from small_decoders import write_folder, write_gguf
 
 import rlx
+from rlx.backends.cpu.backend import CpuBackend
 from rlx.models.sampling import Row
 
 MIB = 1 << 20
@@ -77,3 +78,24 @@ def test_a_decoder_takes_what_was_estimated(kind: str, precision: str, tmp_path:
         path = write_gguf(tmp_path / "large.gguf", *large("llama"), kind)
     real, predicted = in_fresh_process(measure, str(small), str(path), precision, 1024)
     assert abs(real - predicted) <= max(predicted // 50, 16 * MIB), (real, predicted)
+
+
+def test_layouts_are_those_of_the_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices may store operands in 16 bits then: what is estimated must be what is compiled."""
+    seen: list[str] = []
+    layout = CpuBackend.layout
+
+    def noted(self: CpuBackend, program: Any, packing: str = "fast", precision: str = "f32") -> Any:
+        seen.append(precision)
+        return layout(self, program, packing, precision)
+
+    monkeypatch.setattr(CpuBackend, "layout", noted)
+    path = write_gguf(tmp_path / "m.gguf", CONFIGS["llama"]["config"], CONFIGS["llama"]["shapes"])
+    options: dict[str, Any] = {"device": "cpu", "precision": "bf16"}
+    rlx.estimate(path, context=32, overhead=0, **options)
+    rlx.load_llm(path, context=32, cache=False, **options).close()
+    graph = rlx.Graph("product")
+    graph.output(rlx.matmul(graph.input("x", (2, 8)), graph.param("w", (8, 8))))
+    rlx.estimate(graph, overhead=0, **options)
+    assert len(seen) >= 3
+    assert set(seen) == {"bf16"}

@@ -12,6 +12,7 @@ from small_decoders import weight, write_folder, write_gguf, write_safetensors
 
 import rlx
 from rlx.errors import MemoryDeficit, ModelFormatError, NameNotFound, OptionError
+from rlx.models.adapters import UNKNOWN
 
 gguf = pytest.importorskip("gguf")
 
@@ -171,6 +172,16 @@ def test_several_adapters_add_up_and_change_while_the_model_runs(tmp_path: Path)
             llm.set_adapter("three")
 
 
+def test_adapters_are_called_as_their_files_and_folders(tmp_path: Path) -> None:
+    """Folders by the whole name, which may have points."""
+    pairs = pairs_of(shapes_of("llama", [LAYER.format(0) + "self_attn.q_proj"]), 2)
+    places = [write_peft(tmp_path / name, pairs) for name in ("tuned-v1.0", "tuned-v1.1")]
+    places.append(write_adapter_gguf(tmp_path / "other-v1.2.gguf", "llama", pairs, 1.0, 3))
+    model = write_folder(tmp_path / "m", CASES["llama"]["config"], CASES["llama"]["shapes"])
+    with rlx.load_llm(model, device="cpu", context=32, cache=False, lora=places) as llm:
+        assert list(llm.adapters) == ["tuned-v1.0", "tuned-v1.1", "other-v1.2"]
+
+
 def test_weights_in_blocks_stay_as_they_are(tmp_path: Path) -> None:
     pairs = pairs_of(shapes_of("llama", modules_of("llama")), 3)
     adapter = write_peft(tmp_path / "a", pairs)
@@ -197,9 +208,12 @@ def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
 
     refused("peft_type 'IA3' is not known", peft_type="IA3")
     refused("DoRA are not known", use_dora=True)
+    for name in (*UNKNOWN, "alora_invocation_tokens", "use_qalora", "layer_replication", "arrow_config"):
+        refused(f"{name}: .* are not known", **{name: [1]})
     refused("bias 'all'", bias="all")
     refused("weights that are replaced", modules_to_save=["lm_head"])
-    refused("'pissa' changes the model's own weights", init_lora_weights="pissa")
+    for start in ("pissa", "pissa_niter_4", "olora", "corda", "lora_ga"):
+        refused(f"'{start}' changes the model's own weights", init_lora_weights=start)
     refused("alpha_pattern: expected numbers by names", alpha_pattern={"(a+)+b": 1})
     ((module, (a, b)),) = pairs.items()
     refused("has no 'model.layers.0.cross.q_proj'", pairs={module.replace("self_attn", "cross"): (a, b)})

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from rlx.ir.shape import Shape, Size, numel
+from rlx.kernels.accesses import with_anchor_expressions
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import Expr, Load, Var, loads, substitute_vars, transform
-from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
+from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.records import dataclass, replace
 
@@ -154,7 +155,7 @@ def _turned(b: Buffer, root: Buffer | None) -> _Turned:
     order = (*range(1, len(b.shape)), 0) if b.kind == "prepared" and b.shape[1] == 1 else _order(b, b.base)
     assert order is not None
     shape = tuple(b.shape[d] for d in order)
-    return _Turned(Buffer(b.name, b.kind, shape, b.dtype, b.encoding, b.data, root, b.offset), order)
+    return _Turned(replace(b, shape=shape, root=root), order)
 
 
 def _rewritten(kernel: Kernel, made: dict[Buffer, _Turned]) -> Kernel:
@@ -172,7 +173,8 @@ def _rewritten(kernel: Kernel, made: dict[Buffer, _Turned]) -> Kernel:
         return transform(e, turn)
 
     stores = tuple(_store(s, made, new, reorder=kernel.anchor is None) for s in kernel.stores)
-    return Kernel(kernel.name, stores, _anchor(kernel.anchor, new), nodes=kernel.nodes)
+    anchor = None if kernel.anchor is None else with_anchor_expressions(kernel.anchor, new)
+    return replace(kernel, stores=stores, anchor=anchor)
 
 
 def _store(store: Store, made: dict[Buffer, _Turned], new: Callable[[Expr], Expr], *, reorder: bool) -> Store:
@@ -196,14 +198,3 @@ def _store(store: Store, made: dict[Buffer, _Turned], new: Callable[[Expr], Expr
 
 def _is_short(size: Size) -> bool:
     return isinstance(size, int) and size < SHORT
-
-
-def _anchor(anchor: Anchor | None, new: Callable[[Expr], Expr]) -> Anchor | None:
-    match anchor:
-        case Conv(x=x, w=w):
-            return replace(anchor, x=new(x), w=new(w))
-        case Contract(a=a, b=b):
-            return replace(anchor, a=new(a), b=new(b))
-        case Attention(q=q, k=k, v=v, score=score):
-            return replace(anchor, q=new(q), k=new(k), v=new(v), score=None if score is None else new(score))
-    return None

@@ -41,7 +41,7 @@ class Form:
         kind = type(thing)
         put = self._parts.append
         if kind in SCALARS:
-            put(repr(thing) if kind is float else (kind, thing) if kind is bool else thing)
+            put((kind, repr(thing)) if kind is float else (kind, thing) if kind is bool else thing)
         elif kind is tuple:
             put(("tuple", len(thing)))
             for item in thing:

@@ -33,7 +33,7 @@ from rlx.records import dataclass
 __all__ = ["Code", "CudaExecutable"]
 
 STATUS_BYTES = 32
-MAPPED = 16  # bytes: what the copy engine reads starts at a multiple
+MAPPED = 16  # bytes: what the copy engine, and threads in wide accesses, read starts at a multiple
 
 
 @dataclass(eq=False)
@@ -115,7 +115,8 @@ class CudaExecutable(WalkedExecutable):
     def bring(self, root: Buffer, array: Tensor) -> None:
         if isinstance(array, Array):
             written = {self.block, *(self.places[state].block for state in self.program.states)}
-            self.places[root] = SPACE.copy(array.held) if array.held.block in written else array.held
+            odd = array.held.address % MAPPED != 0  # as parts of arrays of others may be
+            self.places[root] = SPACE.copy(array.held) if odd or array.held.block in written else array.held
             return
         given = np.ascontiguousarray(array)
         at = self.places.get(root)

@@ -94,13 +94,21 @@ def test_results_have_the_same_bits(archive: Path, tmp_path: Path, monkeypatch: 
     np.testing.assert_array_equal(found.view(np.int32), own.view(np.int32))
 
 
-@pytest.mark.parametrize("damage", ["cut", "name", "head", "nothing"])
+@pytest.mark.parametrize("damage", ["cut", "name", "head", "nothing", "end", "objects"])
 def test_a_damaged_archive_is_not_used(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     """All is compiled then."""
     data = archive.read_bytes()
-    changed = {"cut": data[:20], "name": b"x" + data[1:], "head": data[:14] + b"}" + data[15:], "nothing": b""}
+    start = prebuilt.Archive(data).start
+    changed = {
+        "cut": data[:20],
+        "name": b"x" + data[1:],
+        "head": data[:14] + b"}" + data[15:],
+        "nothing": b"",
+        "end": data[:-1],
+        "objects": data[:start] + bytes(byte ^ 255 for byte in data[start:]),
+    }
     archive.write_bytes(changed[damage])
     names = compiled_functions(monkeypatch)
     result(tmp_path / "cache")

@@ -7,13 +7,17 @@ import pytest
 import rlx
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.device.compiler import compiler
+from rlx.backends.cuda.layout.together import groups_of
 from rlx.backends.cuda.text.kernels import kernel_texts, module_texts
 from rlx.compiler import stages_of
 from rlx.errors import CompileError, DeviceUnavailable
 from rlx.ir.graph import Graph
-from rlx.ir.shape import Dim
+from rlx.ir.shape import Dim, Size
+from rlx.ir.value import Value
+from rlx.kernels.lowering import Contract
 from rlx.kernels.program import Kernel
 from rlx.options import CompileOptions
+from rlx.records import replace
 from rlx.testing.cases import fixed_cases
 from rlx.testing.oracle import Batch
 
@@ -97,3 +101,57 @@ def test_nvrtc_compiles_each_template(name: str, arch: str) -> None:
         assert nvrtc.compile(text, arch)[:4] == b"\x7fELF"
     with pytest.raises(CompileError, match="undefined"):
         nvrtc.compile("__global__ void k() { undefined(); }", arch)
+
+
+def products(graph: Graph) -> list[tuple[str, Size]]:
+    """The products and marks of a graph in 16 bits, with the columns that each has."""
+    program = stages_of(graph, CudaBackend(), CompileOptions(precision="bf16")).program
+    assert program is not None
+    return [
+        (k.kind if k.mark is None else k.mark.part, k.anchor.n if isinstance(k.anchor, Contract) else 0)
+        for k in program.run
+        if k.mark is not None or isinstance(k.anchor, Contract)
+    ]
+
+
+def rows_and_weights() -> tuple[Graph, Value, list[Value]]:
+    g = Graph("parts")
+    return g, rlx.tanh(g.input("x", (8, 64))), [g.param(f"w{n}", (64, 64)) for n in range(3)]
+
+
+def test_products_of_the_same_rows_are_one() -> None:
+    """Also where they write parts of one buffer."""
+    for joined in (False, True):
+        g, x, w = rows_and_weights()
+        made = [x @ each for each in w]
+        for y in [rlx.concat(*made, axis=1)] if joined else made:
+            g.output(y + y)
+        assert products(g) == [("contract", 192)]
+
+
+def test_products_of_other_branches_and_rounds_stay_apart() -> None:
+    """What is computed in one branch would be missing in the other; the rows of a loop change."""
+    g, x, w = rows_and_weights()
+    y = rlx.cond(g.input("c", (), "bool"), lambda: x @ w[0], lambda: x @ w[1])
+    g.output(y + x @ w[2])
+    assert sorted(products(g)) == sorted(
+        [("if", 0), ("contract", 64), ("else", 0), ("contract", 64), ("end", 0), ("contract", 64)]
+    )
+    g, x, w = rows_and_weights()
+    y = rlx.while_loop(lambda v: v[0, 0] < 3.0, lambda v: rlx.tanh(v @ w[0]), x)
+    g.output(y @ w[1])
+    assert [n for _, n in products(g) if n] == [64, 64]
+
+
+def test_groups_end_where_rows_or_results_are_touched() -> None:
+    """Products whose rows or results another kernel changes between them."""
+    g, x, w = rows_and_weights()
+    for each in w:
+        g.output((x @ each) * 2.0)
+    run = stages_of(g, CudaBackend(), CompileOptions()).program.run  # type: ignore[union-attr]
+    parts = [k for k in run if isinstance(k.anchor, Contract)]
+    rows, result = parts[0].anchor.a.source, parts[2].stores[0].buffer  # type: ignore[union-attr]
+    between = [[], [Kernel("rows", (replace(parts[0].stores[0], buffer=rows),))],
+               [Kernel("result", (replace(parts[0].stores[0], buffer=result),))]]  # fmt: skip
+    found = [[len(group) for group in groups_of([*parts[:2], *more, parts[2]], parts)] for more in between]
+    assert found == [[3], [2, 1], [2, 1]]

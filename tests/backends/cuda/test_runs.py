@@ -10,10 +10,12 @@ import pytest
 
 import rlx
 from rlx import Graph
+from rlx.backends.array import Array
 from rlx.backends.cuda.device.driver import Driver
 from rlx.errors import ExecutionError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import Dim
+from rlx.records import replace
 
 
 def mlp() -> Graph:
@@ -68,6 +70,20 @@ def test_parts_and_copies() -> None:
     for part in (np.s_[1], np.s_[1:], np.s_[:, 2], np.s_[..., 1:3], np.s_[0, ::2], np.s_[2, 3, 4], np.s_[1:1]):
         assert np.array_equal(here[part].numpy(), data[part])
     assert np.array_equal(here.copy().numpy(), data)
+
+
+def test_arrays_at_odd_addresses_are_copied() -> None:
+    """DLPack brings them; kernels read several elements at a time, which they could not there."""
+    g = Graph("odd")
+    g.output(g.input("x", (8, 4)) @ g.input("w", (4, 4)), "y")
+    model = rlx.compile(g, device="cuda")
+    data, w = np.arange(33, dtype=np.float32), np.eye(4, dtype=np.float32)
+    whole = rlx.to_device(data, "cuda")
+    held = replace(whole.held, address=whole.held.address + 4, shape=(8, 4))
+    part = Array(whole.space, held, (8, 4), whole.dtype)
+    assert np.array_equal(model.run([part, w])[0].numpy(), data[1:].reshape(8, 4))
+    places = model._executable.places
+    assert all(places[root].address % 16 == 0 for root in model._executable.program.inputs)
 
 
 def test_states_change_in_place() -> None:

@@ -31,8 +31,6 @@ TRIPLE = "x86_64-unknown-linux-gnu"
 
 V3 = "sse sse2 sse3 ssse3 sse4.1 sse4.2 popcnt cx16 sahf fxsr mmx cmov cx8 avx avx2 bmi bmi2 f16c fma lzcnt movbe xsave"
 V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
-
-
 VENDORS = {"AuthenticAMD": "amd"}  # what /proc/cpuinfo says -> whose archives are looked into; others: "intel"
 
 
@@ -89,16 +87,22 @@ class Archive:
         self.start = len(MAGIC) + 4 + length
         head = json.loads(data[len(MAGIC) + 4 : self.start])
         self.by: str = head["by"]
-        self.places: dict[str, list[int]] = head["objects"]
+        self.places: dict[str, list[int]] = dict(head["objects"])
         self.data = data
+        if self.start + sum(size for _, size in self.places.values()) != len(data):
+            raise ValueError("it ends too early or too late")
 
     def find(self, key: str) -> bytes | None:
-        """The object for a key."""
+        """The object for a key; None where there is none, or it is damaged."""
         place = self.places.get(key)
         if place is None:
             return None
         at, size = place
-        return zlib.decompress(self.data[self.start + at : self.start + at + size])
+        try:
+            return zlib.decompress(self.data[self.start + at : self.start + at + size])
+        except zlib.error as error:
+            log.warning("ignoring damaged code in an archive by %s: %s", self.by, error)
+            return None
 
 
 def archive_bytes(objects: Mapping[str, bytes], by: str) -> bytes:

@@ -39,7 +39,7 @@ def store_narrow(program: Program, precision: str) -> None:
         if root.is_fixed:
             made[root].kind = "prepared"
     for root in roots:
-        if root.is_fixed or root.kind in ("input", "state"):
+        if root.is_fixed or root.kind == "input":
             whole = Kernel(f"{root.name}.{precision}", (rounding(root, made[root]),))
             (program.prepare.append(whole) if root.is_fixed else program.run.insert(0, whole))
     only = {root for root in roots if root.kind == "arena" and root not in found.others}

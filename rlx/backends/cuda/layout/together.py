@@ -5,7 +5,7 @@ the weights side by side: one launch where each would have too few blocks to fil
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlx.backends.cuda.text.form import K
 from rlx.backends.cuda.text.function import PartStore
@@ -25,19 +25,48 @@ def join_products(program: Program) -> None:
     used = Counter(b.base for kernel in (*program.run, *program.prepare) for b in kernel.reads())
     used.update(b.base for _, b in program.outputs)
     makers = {s.buffer: kernel for kernel in program.prepare for s in kernel.stores if len(kernel.stores) == 1}
-    groups: dict[object, list[Kernel]] = {}
-    for kernel in program.run:
-        if is_part(kernel) and used[weights(kernel)] == 1 and weights(kernel) in makers:
-            anchor = kernel.anchor
-            assert isinstance(anchor, Contract)
-            groups.setdefault((anchor.a, anchor.m, anchor.k, kernel.stores[0].extents[:-1]), []).append(kernel)
-    for group in groups.values():
+    for group in groups_of(program.run, [k for k in program.run if is_part(k) and own_weights(k, used, makers)]):
         if len(group) > 1:
             joined = join(program, group, [makers[weights(k)] for k in group])
-            at = program.run.index(group[0])
-            program.run[at] = joined
+            program.run[program.run.index(group[0])] = joined
             for kernel in group[1:]:
                 program.run.remove(kernel)
+
+
+def own_weights(kernel: Kernel, used: Mapping[Buffer, int], makers: Mapping[Buffer, Kernel]) -> bool:
+    """Whether nothing else reads the weights, and a kernel of `prepare` makes them alone."""
+    return used[weights(kernel)] == 1 and weights(kernel) in makers
+
+
+def groups_of(run: Sequence[Kernel], parts: Sequence[Kernel]) -> list[list[Kernel]]:
+    """The products of the same rows that may be computed where the first of a group is.
+
+    Between it and each of them there is no branch or loop, nothing writes the rows, and nothing touches its result.
+    """
+    found: list[list[Kernel]] = []
+    open_: dict[object, tuple[int, list[Kernel]]] = {}  # with the number of the first
+    touched: dict[Buffer, tuple[int, list[Kernel]]] = {}  # by memory: the last kernel that did, and its group
+    written: dict[Buffer, int] = {}
+    wanted = set(map(id, parts))
+    for number, kernel in enumerate(run):
+        group: list[Kernel] = []
+        if kernel.mark is not None:
+            open_ = {}
+        elif id(kernel) in wanted:
+            anchor, (store,) = kernel.anchor, kernel.stores
+            assert isinstance(anchor, Contract)
+            key = anchor.a, anchor.m, anchor.k, store.extents[:-1]
+            first, group = open_.get(key, (number, group))
+            last, by = touched.get(store.buffer.base, (-1, group))
+            changed = any(written.get(x.source.base, -1) > first for x in loads(anchor.a))
+            if not group or changed or (last > first and by is not group):
+                group = []
+                open_[key] = number, group
+                found.append(group)
+            group.append(kernel)
+        written.update((b.base, number) for b in kernel.writes())
+        touched.update((b.base, (number, group)) for b in (*kernel.reads(), *kernel.writes()))
+    return found
 
 
 def weights(kernel: Kernel) -> Buffer:

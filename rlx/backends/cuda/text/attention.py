@@ -20,6 +20,7 @@ from rlx.backends.cuda.text.loops import Fixed
 from rlx.backends.cuda.text.tiles import Brought, Side, in_fours, paired_side
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, evaluate, numel, upper
+from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Cast, Expr, Load, Var, loads, substitute_vars
 from rlx.kernels.loops.analysis import RESULT
 from rlx.kernels.lowering import Attention, out_vars
@@ -392,8 +393,6 @@ class Plain(Printer):
         scope = Scope(self.top, {line: f"{name}_line", column: f"{name}_column"}, turns="true")
         if four:
             assert isinstance(e, Load)
-            from rlx.kernels.affine import linear_index
-
             index, _ = self.emitter.offset(linear_index(e.indices, e.source.shape), scope)
             return [
                 *head,
