@@ -12,7 +12,8 @@ from rlx.backends import check_options
 from rlx.backends.base import Backend, CodeGenerator, Executable, LibraryBackend
 from rlx.backends.strings import StringsExecutable
 from rlx.errors import CompileError
-from rlx.ir.graph import Graph
+from rlx.ir.casting import NARROWED
+from rlx.ir.graph import Graph, Node
 from rlx.ir.verify import verify
 from rlx.kernels.fuse import fuse
 from rlx.kernels.program import Program
@@ -107,7 +108,13 @@ def legal_graph(graph: Graph, backend: Backend, precision: str = "f32") -> tuple
     track_values(graph)
     optimised = run_passes(number_strings(graph)) if backend.rewrites else graph
     track_values(optimised)
-    return optimised, *legalise(round_ahead(optimised, backend.rounds_ahead), backend.claims)
+
+    def rounds_ahead(node: Node) -> bool | None:
+        """Products that say so themselves are no matter of the device's options."""
+        asked = backend.rounds_ahead(node)
+        return True if asked is None and precision not in NARROWED else asked
+
+    return optimised, *legalise(round_ahead(optimised, rounds_ahead), backend.claims)
 
 
 def lower_graph(legal: Graph, backend: CodeGenerator, packing: str = "fast", precision: str = "f32") -> Program:

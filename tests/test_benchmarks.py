@@ -14,7 +14,8 @@ from rlx.importers.onnx.mapping import op_table
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-SCRIPTS = [path for folder in ("benchmarks", "tools") for path in sorted((ROOT / folder).glob("*.py"))]
+FILES = [path for folder in ("benchmarks", "tools") for path in sorted((ROOT / folder).glob("*.py"))]
+SCRIPTS = [path for path in FILES if "__main__" in path.read_text()]
 
 
 @pytest.mark.parametrize("name", ["arenas", "artifact", "compare", "estimate"])

@@ -63,10 +63,11 @@ def round_ahead(graph: Graph, asked: Callable[[Node], bool | None]) -> Graph:
         op: Any = site.op
         if getattr(op, "activations", "") not in NARROWED or (wanted := asked(site.node)) is False:
             return None
-        a, b, *more = site.inputs
+        count = 3 if isinstance(op, Attention) else 2
+        multiplied, more = site.inputs[:count], site.inputs[count:]
         if wanted:
-            a, b = (operand(site, x, op.activations) for x in (a, b))
-        return site.add(replace(op, activations=""), a, b, *more)
+            multiplied = tuple(operand(site, x, op.activations) for x in multiplied)
+        return site.add(replace(op, activations=""), *multiplied, *more)
 
     return inside_regions(rewrite(graph, rule), lambda region: round_ahead(region, asked))
 

@@ -148,7 +148,7 @@ def _matmul(op: Op, inputs: Any, batched: Any) -> Any:
     of_a, of_b = a.rank - batched[0] == 1, b.rank - batched[1] == 1
     a = reshaped(a, (*a.shape[:-1], 1, a.shape[-1])) if of_a else a
     b = reshaped(b, (*b.shape, 1)) if of_b else b
-    y = apply(MatMul(), *aligned((a, b), batched))
+    y = apply(op, *aligned((a, b), batched))
     shape = list(y.shape)
     if of_b:
         del shape[-1]
