@@ -9,7 +9,7 @@ from typing import Any
 
 from rlx.backends.granted import run_threads
 from rlx.boundary import bounded
-from rlx.disk import path_of
+from rlx.disk import path_of, target_of
 from rlx.errors import ModelFormatError, OptionError
 from rlx.importers.formats import is_onnx
 from rlx.importers.gguf import read_gguf_parts
@@ -192,9 +192,10 @@ def _files_of(path: Path, container: str) -> list[Path]:
 
 
 def _check_other(path: Path, container: str, goal: Path, save_imatrix: str | os.PathLike[str] | None) -> None:
-    """Refuses to write to a file that is read, or to a folder."""
+    """Refuses to write to a file that is read, to a folder, or where nothing can be written."""
     for target in (goal, *(() if save_imatrix is None else (Path(path_of(save_imatrix, "quantize")),))):
         if not os.path.exists(target):
+            target_of(target, "quantize")
             continue
         if os.path.isdir(target) or any(target.samefile(p) for p in _files_of(path, container)):
             raise OptionError(f"{target}: is what is read; give the new file another name")

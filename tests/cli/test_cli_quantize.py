@@ -54,6 +54,7 @@ def test_exit_statuses(inputs: Path, tmp_path: Path) -> None:
     for args, status, message in (
         ((DIGITS, tmp_path / "o.gguf"), 1, "must end in .onnx"),
         ((DIGITS, DIGITS, "--type", "f16"), 1, "is what is read"),
+        ((DIGITS, tmp_path / "none" / "o.onnx", "--type", "f16"), 1, "can't be written: there is no folder"),
         ((DIGITS, tmp_path / "o.onnx", "--type", "q7"), 2, "q7"),
         ((DIGITS, tmp_path / "o.onnx", "--tensor", "x"), 2, "PATTERN=TYPE"),
         ((DIGITS, tmp_path / "o.onnx", "--percentile", "20"), 2, "percentile"),
