@@ -16,6 +16,7 @@ from rlx.errors import CompileError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Shape, symbols
+from rlx.kernels.accesses import anchor_expressions
 from rlx.kernels.encoded import encoded_stores, rows_of_bytes
 from rlx.kernels.expr import Check, Expr, Load, Var, loads, substitute_vars, transform, walk
 from rlx.kernels.lowering import Written, lower_in_place, out_vars
@@ -70,7 +71,7 @@ class StateWrites:
         parts: list[Expr | None] = [self.virtual.get(value)]
         if value in self.pending:
             pending = self.pending[value]
-            parts = [pending.expr, *(x for x in vars(pending.anchor).values() if isinstance(x, Expr))]
+            parts = [pending.expr, *anchor_expressions(pending.anchor)]
         found = (load.source for part in parts if part is not None for load in loads(part))
         return any(source in self.buffers and self.buffers[source].base is root for source in found)
 
@@ -158,10 +159,11 @@ class StateWrites:
         used = {v for v in walk(expr) if isinstance(v, Var)}
         over = [(v, size) for v, size in zip(out_vars(len(extents)), extents, strict=True) if v in used]
         old, sizes = tuple(v for v, _ in over), tuple(size for _, size in over)
-        buffer = Buffer(self.unique(name), "arena", sizes, expr.dtype)
+        static = node.outputs[0] in self.static
+        buffer = Buffer(self.unique(name), "prepared" if static else "arena", sizes, expr.dtype)
         new = out_vars(len(old))
         made = substitute_vars(self.on_buffers(expr), dict(zip(old, new, strict=True)))
-        self.program.run.append(Kernel(kernel_name((node,)), (Store(buffer, sizes, new, made),), nodes=(node,)))
+        self.append(Kernel(kernel_name((node,)), (Store(buffer, sizes, new, made),), nodes=(node,)), static)
         return Load(buffer, old, expr.dtype)
 
     def checked_ahead(self, index: Expr, extents: Shape, node: Node) -> Expr:

@@ -99,3 +99,19 @@ def test_all_fields_of_anchors_are_read() -> None:
 def fits(kind: type, name: str) -> bool:
     """Whether a field of an anchor may be an expression."""
     return "Expr" in str(kind.__annotations__[name])
+
+
+@pytest.mark.parametrize("features", [{"sinks": True}, {"placed": True, "causal": True}, {"counted": True}], ids=str)
+def test_operands_of_attention_that_no_run_changes(features: dict[str, bool]) -> None:
+    """All of it is computed before any run, whatever is computed for it first."""
+    g, rng = rlx.Graph("fixed"), np.random.default_rng(0)
+    operands = [
+        rlx.exp(g.param(n, (1, 4, 8, 16), data=rng.standard_normal((1, 4, 8, 16)).astype(np.float32))) for n in "qkv"
+    ]
+    operands += [rlx.softmax(g.param("s", (4,), data=np.arange(4, dtype=np.float32)))] if "sinks" in features else []
+    count = "placed" in features or "counted" in features
+    operands += [g.param("n", (1,), "i64", data=np.array([2])) * 2] if count else []
+    g.output(rlx.attention(*operands, **features) + g.input("x", (1,)), "y")
+    given = {"x": np.ones(1, np.float32)}
+    got = rlx.compile(g, device="cpu").run(given)[0]
+    np.testing.assert_allclose(got, run_graph(g, given)["y"], rtol=1e-4, atol=1e-4)

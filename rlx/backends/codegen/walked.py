@@ -133,9 +133,8 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
         self.dirty = True  # params have changed since `prepare` ran
         self.room: dict[str, int] = {}
         self.dims: dict[str, int] = {}
-        self.bound_shapes: tuple[tuple[tuple[int, ...], ...], dict[str, int]] | None = (
-            None  # of the last run, as extents
-        )
+        # the shapes of the inputs of the last run, and the extents that they gave
+        self.bound_shapes: tuple[tuple[tuple[int, ...], ...], dict[str, int]] | None = None
         self.outputs: list[Tensor | None] | None = None
         self.spent: list[float] | None = None  # seconds of each phase, while a profile is made
 

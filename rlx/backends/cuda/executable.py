@@ -44,7 +44,7 @@ class Bound:
     block: Any
     binding: Binding
     addresses: dict[Buffer, int]  # of what may lie elsewhere in another run
-    words: bytes | None = None  # those of the binding, once it has run
+    words: bytes | None = None  # those of the binding and its extents, once it has run
     moved: bool = False  # since then
 
 
@@ -152,7 +152,8 @@ class CudaExecutable(WalkedExecutable):
         super().prepare()
 
     def walk(self, binding: Binding) -> None:
-        """Launches the phases: as one graph from the second run with the same words on, where no step is the host's.
+        """Launches the phases: as one graph from the second run with the same words and extents on, where no step is
+        the host's.
 
         Those of a graph are waited for by `finish`: what follows is done meanwhile.
         """
@@ -164,7 +165,8 @@ class CudaExecutable(WalkedExecutable):
         else:
             last = self.last
             if last is None or last.moved or last.words is None:
-                words = binding.words.tobytes()
+                # the numbers of blocks, and maps, depend on extents that may be in no word
+                words = binding.words.tobytes() + repr(binding.extents).encode()
                 if last is not None:
                     last.words, last.moved = words, False
             else:

@@ -190,3 +190,18 @@ def test_ops(name: str, some: Some) -> None:
 @pytest.mark.parametrize("seed", range(600, 700))
 def test_random_graphs(seed: int) -> None:
     check_random_graph("cuda", seed)
+
+
+def test_products_of_the_same_rows_in_two_types() -> None:
+    """One product's result is kept in f32, another one's only in 16 bits: neither is a copy of the other."""
+    g = rlx.Graph("two")
+    h = rlx.tanh(g.input("x", (37, 64)))
+    w = [g.param(f"w{n}", (64, 64), data=normal((64, 64), "f32") * (n + 1) / 8) for n in range(3)]
+    g.output(rlx.softmax(h @ w[0]), "wide")
+    g.output((h @ w[1]) @ w[2], "narrow")
+    model = rlx.compile(g, device="cuda", precision="bf16")
+    assert [k.kind for k in model._executable.program.run].count("contract") == 2
+    inputs = [normal((37, 64), "f32")]
+    expected = rlx.compile(g, device="reference").run(inputs)
+    for got, wide in zip(model.run(inputs), expected, strict=True):
+        assert np.abs(np.asarray(got) - wide).max() < 2e-2 * np.abs(wide).max()

@@ -63,6 +63,22 @@ def test_repeated_runs_are_one_graph(device: Any) -> None:
         np.testing.assert_allclose(model.run([here[n]])[0].numpy(), expected.run([rows(3) + n])[0], rtol=1e-5)
 
 
+def test_repeated_runs_of_other_extents_in_the_same_memory() -> None:
+    """A batch is in no word of a product's kernel, but the number of its blocks depends on it."""
+    g, b = Graph("batch"), Dim("b", 1, 4)
+    g.output(g.input("x", (b, 8, 16)) @ g.input("y", (b, 16, 8)), "z")
+    model = rlx.compile(g, device="cuda")
+    x, y = np.ones((4, 8, 16), np.float32), np.ones((4, 16, 8), np.float32)
+    whole = [rlx.to_device(a, "cuda") for a in (x, y)]
+    for number, count in enumerate((4, 2, 2, 2, 4, 4, 3)):
+        x += 1
+        with whole[0].space.session():
+            model._executable.memory.write(whole[0].held.address, x)
+        held = [replace(a.held, shape=(count, *a.shape[1:])) for a in whole]
+        given = [Array(a.space, h, h.shape, a.dtype) for a, h in zip(whole, held, strict=True)]
+        assert np.array_equal(model.run(given)[0].numpy(), x[:count] @ y[:count]), number
+
+
 def test_parts_and_copies() -> None:
     """Parts of arrays are those of NumPy, whether they are one piece of memory or not."""
     data = np.arange(60, dtype=np.int32).reshape(3, 4, 5)

@@ -9,11 +9,11 @@ from rlx.backends.cuda.device.driver import driver
 
 __all__ = ["Replay"]
 
-KEPT = 4  # graphs: for so many sets of words, which other extents and other places of inputs have
+KEPT = 4  # graphs: for so many sets of words, which other places of inputs have, and extents
 
 
 class Replay:
-    """The graphs of one executable, by the words that their launches take."""
+    """The graphs of one executable, by all that its launches depend on: their words, and the extents."""
 
     def __init__(self) -> None:
         self.driver = driver()

@@ -159,8 +159,13 @@ def targets(store: Store) -> list[tuple[Buffer, Expr]]:
 
 
 def with_twins(stores: Sequence[Store]) -> list[Store]:
-    """The stores, of which those that only convert the elements of another are its twins."""
+    """The stores, of which those that only convert the elements of another are its twins.
+
+    Parts are of columns of their own, whatever their expressions look like.
+    """
     made: list[Store] = []
+    if any(isinstance(store, PartStore) for store in stores):
+        return list(stores)
     for store in stores:
         for number, main in enumerate(made):
             same = main.index == store.index and main.buffer.shape == store.buffer.shape
