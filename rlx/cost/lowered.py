@@ -69,10 +69,10 @@ class Lowered:
         return fuse(self.legal, self.target, merge=False)
 
 
-def lower(graph: Graph, backend: Backend | None, packing: str = "fast") -> Lowered:
+def lower(graph: Graph, backend: Backend | None, packing: str = "fast", precision: str = "f32") -> Lowered:
     """Brings a graph to kernels; None stands for a device that runs every op that can be lowered.
 
-    `packing` is that of `CompileOptions`.
+    `packing` and `precision` are those of `CompileOptions`.
 
     Raises `UnsupportedOp` with every node that the device can't run, and `DeviceUnavailable` for a library that is
     not installed.
@@ -81,8 +81,8 @@ def lower(graph: Graph, backend: Backend | None, packing: str = "fast") -> Lower
     if backend is None:
         legal, dispatch = legalise(run_passes(number_strings(graph)), _lowerable)
     else:
-        _, legal, dispatch = legal_graph(graph, backend)
-    program = lower_graph(legal, backend, packing) if isinstance(backend, CodeGenerator) else None
+        _, legal, dispatch = legal_graph(graph, backend, precision)
+    program = lower_graph(legal, backend, packing, precision) if isinstance(backend, CodeGenerator) else None
     return lowered_from(graph, legal, dispatch, backend, program)
 
 
