@@ -39,8 +39,9 @@ docs: $(VENV)/.installed-docs  ## the documentation as pages, in build/docs; wit
 wheel: $(VENV)/.installed-wheel  ## the wheels rlx and rlx-runtime and the source archive, built and checked, in dist
 	@rm -rf dist
 	@$(PY) tools/prebuild.py
-	@for part in "." "--wheel packaging/runtime"; do $(PY) -m build --outdir dist $$part >build.log 2>&1 || { cat build.log; exit 1; }; done
+	@for part in "--sdist ." "--wheel ." "--wheel packaging/runtime"; do $(PY) -m build --outdir dist $$part >build.log 2>&1 || { cat build.log; exit 1; }; done
 	@rm build.log
+	@for wheel in dist/*.whl; do $(PY) -m zipfile -l $$wheel | grep 'prebuilt/.*\.bin' >/dev/null || { echo "$$wheel lacks machine code" >&2; exit 1; }; done
 	@$(PY) -m twine check --strict dist/*
 
 bench: $(VENV)/.installed-bench models  ## side by side with the other runtimes (BENCH_ARGS=...; installs them: 2 GB)
