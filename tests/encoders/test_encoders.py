@@ -129,6 +129,9 @@ def test_refusals(tmp_path: Path) -> None:
     (folder / "modules.json").write_text('[{"type": "x.Pooling", "path": "../1_Pooling"}]')
     with pytest.raises(ModelFormatError, match="is no name of a folder"):
         build_encoder(folder)
+    (folder / "modules.json").write_text(json.dumps([{"type": "x.Pooling", "path": 5000 * "a"}]))  # no system has it
+    with pytest.raises(ModelFormatError):
+        build_encoder(folder)
     (folder / "modules.json").unlink()
     for default in ("doc", ["query"]):
         said = {"prompts": {"query": "q: "}, "default_prompt_name": default}
