@@ -14,8 +14,7 @@ from rlx.backends.codegen.reuse import Reuse
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
-from rlx.backends.cpu.gemm.panels.bf16 import ROUND_PAIRS
-from rlx.backends.cpu.gemm.panels.q8_rows import ROUND
+from rlx.backends.cpu.gemm.panels.rounded_rows import Rounding
 from rlx.backends.cpu.jit import cpuid
 from rlx.backends.cpu.jit.compile import NO_LLVM, Compiling, host
 from rlx.backends.cpu.jit.probe_amx import floats_by_tiles
@@ -197,7 +196,7 @@ class CpuBackend(CodeGenerator):
                     (prepare if static else own).append(made)
         program.prepare, program.run = prepare, run
         make_once(program)
-        make_once_in_run(program, lambda k: k.strategy in (ROUND, ROUND_PAIRS) or not copied.isdisjoint(k.writes()))
+        make_once_in_run(program, lambda k: isinstance(k.strategy, Rounding) or not copied.isdisjoint(k.writes()))
         fused_depthwise.join(program)
         decode_cache.join(program)
         find_layers(program, self.target)

@@ -118,7 +118,7 @@ def _rounded(node: Node, x: Buffer, out: Buffer, target: Target) -> tuple[Buffer
         flat = Load(x.view((rows, x.shape[-1]), x.dtype), (row, DEPTH), x.dtype)
         anchor = Contract(rows, 1, x.shape[-1], flat, const(0, F32))
         result = Store(replace(out, shape=(rows, 1)), (rows, 1), out_vars(2), const(0, F32))
-        records, kernel = q8_rows.rounded_rows(replace(kernel, stores=(result,), anchor=anchor), anchor)
+        records, kernel = q8_rows.ROUND.rows(replace(kernel, stores=(result,), anchor=anchor), anchor, const(0, I64))
         assert isinstance(records, Load)
         return records.source, kernel
     made = Buffer(f"{out.name}.q8", out.kind, x.shape, x.dtype)

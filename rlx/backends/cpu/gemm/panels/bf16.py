@@ -17,31 +17,19 @@ from __future__ import annotations
 
 from rlx.backends.cpu.gemm import amx_bf16
 from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.gemm.chunk import batch_indices, dot
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, extents_of, rows_in_place
+from rlx.backends.cpu.gemm.panels.rounded_rows import Rounding
 from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.llvm.builder import Function, Module, vec
-from rlx.backends.cpu.loops.emitter import PLACEHOLDER, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
-    Address,
-    Arguments,
-    ArgumentTable,
-    KernelCode,
-    Number,
-    Part,
-    Pointer,
     Routine,
-    once,
-    part,
 )
-from rlx.backends.cpu.schedule.base import PackSchedule
 from rlx.backends.cpu.schedule.matmul import PANEL_BYTES, MatmulSchedule
-from rlx.backends.cpu.strategy import Setting, Step
+from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
-from rlx.ir.shape import Size, ceildiv, size_product
-from rlx.kernels.affine import linear_index
+from rlx.ir.shape import Size, ceildiv
 from rlx.kernels.expr import I64, Cast, Expr, Load, Select, const, guarded, size_expr, substitute_vars, walk
 from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.prepared import is_static
@@ -71,7 +59,7 @@ class Bf16Pairs(PanelFormat):
         anchor = kernel.anchor
         assert isinstance(anchor, Contract)
         a, copies = rows_in_place(kernel, replace(anchor, a=_unrounded(anchor.a)), F32)
-        a, rounding = _rounded_rows(kernel, replace(anchor, a=a))
+        a, rounding = ROUND_PAIRS.rows(kernel, replace(anchor, a=a), DEPTH, prepares=True)
         b, pack = self.packed(kernel, anchor)
         return [*copies, rounding, pack, kernel.with_anchor(replace(anchor, a=a, b=b))]
 
@@ -131,94 +119,12 @@ def _unrounded(x: Expr) -> Expr:
     return x.value
 
 
-# ---- rows
-
-
-class RoundArguments(Arguments):
-    """The arguments of the kernel; strides are in elements, of what it writes in pairs."""
-
-    a: Address
-    row_stride: Number
-    out: Address
-    out_stride: Number
-    m: Number
-    k: Number
-    row_chunk: Number
-
-
-def _rounded_rows(kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
-    """What reads the pairs of A, an operand of f32 in place, and the kernel that makes them."""
-    a = anchor.a
-    assert isinstance(a, Load)
-    *batch, row, _ = out_vars(len(kernel.stores[0].extents))
-    used = [v for v in batch if v in set(walk(a))]
-    lines = ceildiv(anchor.k, 2 * LINE) // 2 * 2 + 1  # an odd number, so that rows are not at one place in the cache
-    shape = (*extents_of(used, kernel.stores[0].extents), anchor.m, lines * LINE)
-    kind = "prepared" if is_static(a, shape) else "arena"
-    buffer = Buffer(f"{kernel.stores[0].buffer.name}.bf16", kind, shape, I32)
-    own = out_vars(len(shape))
-    renamed = substitute_vars(a, dict(zip((*used, row), own, strict=False)))
-    store = Store(buffer, shape, own, substitute_vars(renamed, {DEPTH: own[-1] * 2}))
-    rounding = replace(anchor, n=1, a=renamed, b=const(0.0, F32))
-    made = Kernel("round a", (store,), rounding, nodes=kernel.nodes, strategy=ROUND_PAIRS)
-    return Load(buffer, (*used, row, DEPTH), I32), made
-
-
-def _emit(kernel: Kernel, target: Target) -> KernelCode:
-    anchor, out = kernel.anchor, kernel.stores[0].buffer
-    assert isinstance(anchor, Contract)
-    assert isinstance(anchor.a, Load)
-    index = linear_index(anchor.a.indices, anchor.a.source.shape)
-    *batch, row, _ = out_vars(len(out.shape))
-    extents = out.shape[:-2]
-    cut = once(PackSchedule(size_product(extents), anchor.m, anchor.k, None))
-    table = ArgumentTable(
-        RoundArguments.given(
-            a=Pointer(anchor.a.source, index.constant * 4),
-            row_stride=index.coefs.get(row, 0),
-            out=Pointer(out),
-            out_stride=out.shape[-1],
-            m=anchor.m,
-            k=anchor.k,
-            row_chunk=part(cut, "step"),
-        )
-    )
-    f = gemm.kernel_function(PLACEHOLDER)
-    w = RoundArguments.loaded(f)
-    chunks = f.div(f.sub(f.add(w.m, w.row_chunk), 1), w.row_chunk)
-    matrix, first = f.div("%chunk", chunks), f.mul(f.rem("%chunk", chunks), w.row_chunk)
-    place = dot(f, table, batch_indices(f, table, matrix, extents), [index.coefs.get(v, 0) for v in batch])
-    top, own = f.gep(w.a, place, "float"), f.gep(w.out, f.mul(f.mul(matrix, w.m), w.out_stride), "i32")
-
-    def row_of_pairs(i: str, _: list[str]) -> None:
-        a, pairs = f.gep(top, f.mul(i, w.row_stride), "float"), f.gep(own, f.mul(i, w.out_stride), "i32")
-
-        def line(k: str, _: list[str]) -> None:
-            p = f.gep(a, k, "float")
-            _store_pairs(f, [f.load(FLOATS, p), f.load(FLOATS, f.offset(p, 64))], f.offset(pairs, f.mul(k, 2)))
-
-        def rest() -> None:
-            p, left = f.gep(a, whole, "float"), f.sub(w.k, whole)
-            masks = [f.mask_below(f.sub(left, j), 16) for j in (0, 16)]
-            parts = [f.masked_load(FLOATS, f.offset(p, 64 * j), mask) for j, mask in enumerate(masks)]
-            _store_pairs(f, parts, f.offset(pairs, f.mul(whole, 2)))
-
-        whole = f.and_(w.k, -2 * LINE)
-        f.loop(0, whole, 2 * LINE, [], line)
-        f.if_(f.cmp("lt", whole, w.k), rest)
-
-    f.loop(first, f.min(f.add(first, w.row_chunk), w.m), 1, [], row_of_pairs)
-    f.ret()
-    symbol, ir = name_kernel(Module([f]).text())
-    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"))
-
-
-def _store_pairs(f: Function, parts: list[str], p: str) -> None:
+def _record(f: Function, parts: list[str], lanes: int, out: str) -> None:
     """Stores two vectors of f32, rounded."""
     name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
     f.declare(name, PAIRS, [FLOATS, FLOATS])
     low, high = parts
-    f.store(f.op(f"call {PAIRS} @{name}({FLOATS} {high}, {FLOATS} {low})", PAIRS), p)
+    f.store(f.op(f"call {PAIRS} @{name}({FLOATS} {high}, {FLOATS} {low})", PAIRS), out)
 
 
-ROUND_PAIRS = Step("matmul.round_pairs", _emit)
+ROUND_PAIRS = Rounding("matmul.round_pairs", "bf16", _record)

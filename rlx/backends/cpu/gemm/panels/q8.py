@@ -32,7 +32,8 @@ from rlx.backends.cpu.gemm.panels.q8_codes import (
     Reader,
     fetched_lines,
 )
-from rlx.backends.cpu.gemm.panels.q8_rows import RECORD, ROW_SCALE, SCALED_SUMS, SUMS
+from rlx.backends.cpu.gemm.panels.q8_rows import ROW_SCALE, SCALED_SUMS, SUMS
+from rlx.backends.cpu.gemm.panels.rounded_rows import RECORD
 from rlx.backends.cpu.gemm.tile import OPERANDS, Tile
 from rlx.backends.cpu.llvm.builder import Function, Module, Operand, constant, vec, void, width
 from rlx.backends.cpu.schedule.arguments import Routine
@@ -129,7 +130,7 @@ class Q8Format(PanelFormat, ABC):
         anchor = kernel.anchor
         assert isinstance(anchor, Contract)
         a, copies = rows_in_place(kernel, anchor, F32)
-        a, rounding = q8_rows.rounded_rows(kernel, replace(anchor, a=a))
+        a, rounding = q8_rows.ROUND.rows(kernel, replace(anchor, a=a), const(0, I64))
         b, pack = self.packed(kernel, anchor)
         return [*copies, rounding, pack, kernel.with_anchor(replace(anchor, a=a, b=b))]
 
