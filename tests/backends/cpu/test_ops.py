@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_suite import check_deciding_op
 
 import rlx
 from rlx.backends.reference import run_graph
@@ -19,7 +20,7 @@ from rlx.ops import contract, elementwise, encoded, index, layout, normalize, qu
 from rlx.ops.base import OPS, Op
 from rlx.ops.select import Produced
 from rlx.testing.cases import covered, fixed_cases, symbolic_cases
-from rlx.testing.oracle import Batch, Case, Operand, Tolerance, case, check, compare, compare_arrays
+from rlx.testing.oracle import Case, Operand, case, check, compare
 
 NAMES = [name for name in sorted(OPS) if covered(name)]
 DECIDING = [name for name in NAMES if issubclass(OPS[name], Produced)]  # their data decide a size
@@ -47,21 +48,7 @@ def test_op_of_symbolic_sizes(name: str, some: Some) -> None:
 @pytest.mark.parametrize("name", DECIDING)
 def test_op_whose_data_decide_a_size(name: str, device: str, some: Some) -> None:
     """Each case gives what the op's `reference` gives, and stops where that does."""
-    for one in some(fixed_cases(name), 15):  # each compiled by itself
-        batch = Batch([one])
-        inputs, params = batch.arrays()
-        model = rlx.compile(batch.graph, device=device)
-        model.set_params(params)
-        arrays = [a.T if one.turned else a for a in (*inputs.values(), *params.values())]
-        try:
-            made: Any = one.op.reference(*arrays)
-        except ExecutionError as error:
-            with pytest.raises(ExecutionError, match=str(error) if device == "reference" else None):
-                model(inputs)
-            continue
-        results = made if isinstance(made, tuple) else (made,)
-        for got, expected in zip(model(inputs).values(), results, strict=True):
-            compare_arrays(str(one), got, expected, Tolerance(0, 0))
+    check_deciding_op(device, name, some, 15)
 
 
 LARGE = {
