@@ -13,8 +13,9 @@ import pytest
 from onnx import helper
 
 import rlx
-from rlx.errors import ExecutionError, RlxError
+from rlx.errors import ExecutionError, RlxError, UnsupportedOp
 from rlx.importers.onnx import load
+from rlx.ir.dtype import DTYPES
 
 Array = np.ndarray[Any, Any]
 
@@ -251,3 +252,44 @@ def test_run_time_scales_that_give_no_size(mode: str, device: str, tmp_path: Pat
         scales = np.ones(4, np.float32)
         scales[axis] = 2
         assert model(x=x, s=scales)["y"].shape == tuple(n * int(s) for n, s in zip(x.shape, scales, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["i32", "i64", "u32", "u64"])
+@pytest.mark.parametrize("op", ["ReduceL2", "ReduceLogSum", "ReduceLogSumExp"])
+def test_roots_and_logarithms_of_integers(op: str, dtype: str) -> None:
+    """Sums in their own type, the function in f64, then towards zero."""
+    kind = DTYPES[dtype].numpy
+    x = np.array([[3, 4, 12], [1, 0, 0], [9, 30, 2], [100, 1, 640]], kind)
+    name = {"i32": "int32", "i64": "int64", "u32": "uint32", "u64": "uint64"}[dtype]
+    axes = "axes = Constant <value = int64[1] {1}> ()"
+    sums = {
+        "ReduceL2": lambda: np.sqrt(np.sum(x * x, axis=1, dtype=kind)),
+        "ReduceLogSum": lambda: np.log(np.sum(x, axis=1, dtype=kind)),
+        "ReduceLogSumExp": lambda: np.log(np.sum(np.exp(x.astype(np.float64)), axis=1)),
+    }
+    want = sums[op]().astype(kind)
+    for opset, body in ((18, f"{axes} y = {op} (x, axes)"), (13, f"y = {op} <axes = [1], keepdims = 0> (x)")):
+        for device in ("cpu", "reference"):
+            (got,) = rlx.load(built(opset, f"{name}[n,3] x", body), device=device).run([x])
+            assert got.dtype == kind
+            assert np.array_equal(got.reshape(-1), want), (opset, device)
+
+
+def test_a_sequence_of_many_parts() -> None:
+    """The axis may be long where the parts are few, and each row is a part where no sizes are given."""
+    x = normal(3000, 2)
+    few = built(
+        13,
+        "float[3000,2] x",
+        """
+        sizes = Constant <value = int64[2] {1000, 2000}> ()  at = Constant <value = int64 {1}> ()
+        s = SplitToSequence (x, sizes)  y = SequenceAt (s, at)""",
+    )
+    assert np.array_equal(rlx.load(few, device="cpu").run([x])[0], x[1000:])
+    rows = built(13, "float[3000,2] x, int64 at", "s = SplitToSequence <keepdims = 0> (x)  y = SequenceAt (s, at)")
+    assert np.array_equal(rlx.load(rows, device="cpu").run([x, np.int64(2999)])[0], x[2999])
+    one = built(
+        13, "float[3000,2] x", "k = Constant <value = int64 {2}> ()  s = SplitToSequence (x, k)  y = SequenceAt (s, k)"
+    )
+    with pytest.raises(UnsupportedOp, match="gives 1500 parts, more than 1024"):
+        rlx.load(one, device="cpu")

@@ -66,6 +66,31 @@ def test_groups_are_right(case: dict[str, Any]) -> None:
     assert all(np.array_equal(results[0], x) for x in results[1:])
 
 
+@pytest.mark.parametrize("size", [(7, 7), (5, 9), (23, 24)])
+@pytest.mark.parametrize(
+    "groups, own, outputs", [(32, 4, 4), (8, 16, 16), (6, 5, 7), (3, 8, 12), (2, 40, 24), (4, 3, 22)]
+)
+def test_single_pixels_have_the_bits_of_open_sizes(groups: int, own: int, outputs: int, size: tuple[int, int]) -> None:
+    """Between planes of known size they are products of few rows, of open size they are not."""
+
+    def model(height: Any) -> rlx.Model:
+        g = rlx.Graph("groups")
+        x = g.input("x", (2, groups * own, height, size[1]))
+        (y,) = g.add(Conv((1, 1), (1, 1), (0, 0, 0, 0), groups), x, g.param("w", (groups * outputs, own, 1, 1)))
+        g.output(rlx.relu(y), "y")
+        made = rlx.compile(g, device="cpu", threads=2, cache=False)
+        made.set_params({"w": w})
+        return made
+
+    rng = np.random.default_rng(2)
+    w = rng.standard_normal((groups * outputs, own, 1, 1)).astype(np.float32)
+    x = rng.standard_normal((2, groups * own, *size)).astype(np.float32)
+    products = np.einsum("gok,ngkp->ngop", w.reshape(groups, outputs, own), x.reshape(2, groups, own, -1))
+    fixed, opened = (model(height).run([x])[0] for height in (size[0], rlx.Dim("h", 1, 64)))
+    assert np.allclose(fixed, np.maximum(products, 0).reshape(fixed.shape), rtol=1e-5, atol=1e-5 * own)
+    assert np.array_equal(fixed, opened)
+
+
 @pytest.mark.parametrize("outputs, channels", [(1, 2), (2, 1), (2, 2), (4, 4)])
 def test_other_groups_are_not_read(outputs: int, channels: int) -> None:
     """What is not finite in a group stays in its outputs, of a last pixel too."""

@@ -239,7 +239,12 @@ class Emitter(Printer[Value, Scope]):
             one = self.f.masked_load(ty, self._address(e, index, scope), any_lane)
             raw = self.f.select(mask, self.f.splat(one, w, ty), constant(convert.zero(ty), vty), vty)
         elif varying is not None and moving == {varying}:
-            raw = self._walked(self._address(e, index, scope), index.coefs[varying], mask, vty)
+            address = self._address(e, index, scope)
+            if where is not None and where[1] == 1:
+                # Far outside of the source, in pages that are not mapped, a masked load of no lane takes hundreds of
+                # cycles. (A mask that differs between lanes is near lanes that are loaded.)
+                address = self.f.select(where[0], address, self.word(e.source), "ptr")
+            raw = self._walked(address, index.coefs[varying], mask, vty)
         else:
             raw = self._moved(e, index, moving, mask, scope, vty)
         return convert.from_memory(self.f, raw, e.dtype, w), w

@@ -23,6 +23,7 @@ from rlx.ops.elementwise import (
     Clip,
     Div,
     IsInf,
+    Log,
     Maximum,
     Minimum,
     Mod,
@@ -209,6 +210,14 @@ _REDUCE: dict[str, type[Op]] = {
     "ReduceSumSquare": reduction.ReduceSumSquare,
 }
 
+# Of integers: the sum in their own type, where there is one, and what follows it in f64, as in ONNX's reference; then
+# back, towards zero. The specification's own function for ReduceL2 has f32, which holds fewer integers exactly.
+_THROUGH_F64: dict[type[Op], tuple[type[Op] | None, type[Op] | None]] = {
+    reduction.ReduceL2: (reduction.ReduceSumSquare, Sqrt),
+    reduction.ReduceLogSum: (reduction.ReduceSum, Log),
+    reduction.ReduceLogSumExp: (None, None),
+}
+
 
 def _reduce(op: type[Op], as_input_since: int) -> Any:
     def handler(ctx: NodeContext) -> Mapped:
@@ -216,11 +225,16 @@ def _reduce(op: type[Op], as_input_since: int) -> Any:
         keeps_all = ctx.opset >= as_input_since and ctx.flag("noop_with_empty_axes")
         if not axes:
             axes = () if keeps_all else None
-        reduce = op(axes=axes, keepdims=ctx.flag("keepdims", 1))  # type: ignore[call-arg]
+        reduce: Any = op(axes=axes, keepdims=ctx.flag("keepdims", 1))  # type: ignore[call-arg]
         x = ctx.value()
-        if x.dtype.kind != "b":
-            return ctx.add(reduce, x)
-        return ctx.add(Cast(x.dtype), ctx.add(reduce, ctx.add(Cast(DTYPES["u8"]), x)))
+        if x.dtype.kind == "b":
+            return ctx.add(Cast(x.dtype), ctx.add(reduce, ctx.add(Cast(DTYPES["u8"]), x)))
+        if op in _THROUGH_F64 and x.dtype.kind in "iu":
+            total, function = _THROUGH_F64[op]
+            wide = ctx.add(total(axes=axes, keepdims=reduce.keepdims), x) if total else x  # type: ignore[call-arg]
+            wide = ctx.add(Cast(DTYPES["f64"]), wide)
+            return ctx.add(Cast(x.dtype), ctx.add(function() if function else reduce, wide))
+        return ctx.add(reduce, x)
 
     return handler
 

@@ -9,7 +9,7 @@ from rlx.importers.onnx.mappings.control import scope_of
 from rlx.importers.onnx.symbolic import LIMIT, static_array
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
-from rlx.ir.shape import Size, ceildiv
+from rlx.ir.shape import Size
 from rlx.ops.base import axis_of
 from rlx.ops.index import Gather
 from rlx.ops.layout import Concat, Full, Split, Squeeze, Unsqueeze
@@ -93,19 +93,20 @@ def _split(ctx: NodeContext) -> Mapped:
     axis = axis_of(ctx.integer("axis", 0), x.rank, "SplitToSequence")
     keepdims = ctx.flag("keepdims", 1)
     n = x.shape[axis]
-    if not isinstance(n, int) and (not ctx.has(1) or _all_one(ctx, 1)):
+    many = not isinstance(n, int) or n > LIMIT
+    if many and (not ctx.has(1) or _all_one(ctx, 1)):
         rows = ctx.transpose(x, axis, *(d for d in range(x.rank) if d != axis))
         return StackOf(ctx.add(Unsqueeze((axis + 1,)), rows) if keepdims or ctx.has(1) else rows)
     if not isinstance(n, int):
         ctx.fail(f"the axis of size {n} gives a number of parts that depends on the run; fix it with dims")
-    if n > LIMIT:
-        ctx.fail(f"the axis of size {n} may give more than {LIMIT} parts")
     if not ctx.has(1):
         parts: list[Size] = [1] * n
     elif ctx.type(1).rank == 0:
         (each,) = ctx.ints_of(1, "the size of parts")
-        count = ceildiv(n, max(each, 1))
-        parts = [min(each, n - i * each) for i in range(count if isinstance(count, int) else 0)]
+        count = -(-n // max(each, 1))
+        if count > LIMIT:
+            ctx.fail(f"the axis of size {n} gives {count} parts, more than {LIMIT}")
+        parts = [min(each, n - i * each) for i in range(count)]
     else:
         parts = ctx.sizes(1, "the sizes of parts")
     made = ctx.add_all(Split(axis, tuple(parts)), x) if parts else ()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from rlx.backends.cpu.gemm.panels.operands import DEPTH
 from rlx.backends.cpu.kernels.conv.weights import is_few, without_denormals
 from rlx.backends.cpu.schedule.matmul import PRODUCT_BLOCK
+from rlx.backends.cpu.schedule.thin import MOST
 from rlx.ir.shape import Shape, Size, numel, size_product
 from rlx.kernels.affine import Affine, index_expr, linear_index
 from rlx.kernels.expr import Expr, Load, Var, const, loads, size_expr, substitute_vars, transform, walk
@@ -23,6 +24,8 @@ from rlx.records import replace
 __all__ = ["as_pairs", "as_product", "is_pointwise", "may_be_product"]
 
 LEAST = 512  # pixels of a plane: of fewer, rows of results are too short to pay
+LEAST_THIN = 32  # where the image is not even packed
+MOST_PARTS = 2  # of a group's outputs: each reads the group's channels again
 PIXEL = Var("pixel")
 
 
@@ -38,31 +41,43 @@ def as_product(kernel: Kernel) -> Kernel | None:
     index = _merged(linear_index(store.index, store.buffer.shape), space)
     if x is None or expr is None or index is None:
         return None
-    outputs, channels = anchor.w_shape[0] // anchor.groups, anchor.w_shape[1]
-    extents: tuple[Size, ...] = (store.extents[0], outputs, size_product(space))
-    new = out_vars(3)
-    image, group, output, pixel = new[0], None, new[1], new[2]
-    if anchor.groups > 1:
-        extents = (extents[0], anchor.groups, *extents[1:])
-        image, group, output, pixel = out_vars(4)
+    outputs, channels, pixels = anchor.w_shape[0] // anchor.groups, anchor.w_shape[1], size_product(space)
+    parts = _parts(anchor.groups, outputs, pixels)
+    rows = outputs // parts
+    extents: tuple[Size, ...] = (store.extents[0], anchor.groups, parts, rows, pixels)
+    image, group, piece, row, pixel = out_vars(5)
+    if parts == 1:
+        extents = (*extents[:2], *extents[3:])
+        image, group, row, pixel = out_vars(4)
+    if anchor.groups == 1:
+        extents = (extents[0], *extents[2:])
+        image, row, pixel = out_vars(3)
 
     def of_group(number: Expr, count: Size) -> Expr:
-        return number if group is None else group * size_expr(count) + number
+        return number if anchor.groups == 1 else group * size_expr(count) + number
 
+    output = of_group(row if parts == 1 else piece * size_expr(rows) + row, outputs)
     taps = out_vars(len(anchor.w_shape))[2:]
     i0, i1 = out_vars(2)
-    weights = {i0: of_group(output, outputs), i1: DEPTH, **dict.fromkeys(taps, const(0, DEPTH.dtype))}
-    results: dict[Var, Expr] = {i0: image, i1: of_group(output, outputs), PIXEL: pixel}
-    w = substitute_vars(anchor.w, weights)
+    results: dict[Var, Expr] = {i0: image, i1: output, PIXEL: pixel}
+    w = substitute_vars(anchor.w, {i0: output, i1: DEPTH, **dict.fromkeys(taps, const(0, DEPTH.dtype))})
     product = Contract(
-        outputs,
-        extents[-1],
+        rows,
+        pixels,
         channels,
         without_denormals(w) if is_fixed(w) and w.dtype.name == "f32" else w,
         substitute_vars(x, {**results, i1: of_group(DEPTH, channels)}),
     )
     made = Store(store.buffer, extents, _at(store, results), substitute_vars(expr, results))
     return replace(kernel, anchor=product, stores=(made,))
+
+
+def _parts(groups: int, outputs: Size, pixels: Size) -> int:
+    """Into how many products the outputs of a group are split, so that each has few rows and no image is packed."""
+    if groups == 1 or not isinstance(outputs, int) or not isinstance(pixels, int) or pixels >= LEAST:
+        return 1
+    fewest = -(-outputs // MOST)
+    return fewest if fewest <= MOST_PARTS and outputs % fewest == 0 else 1
 
 
 def as_pairs(kernel: Kernel) -> Kernel | None:
@@ -114,9 +129,13 @@ def may_be_product(kernel: Kernel) -> bool:
     floats = anchor.x.dtype.is_float and anchor.w.dtype is anchor.x.dtype and anchor.zero is None
     if not single or not floats or len(kernel.stores) > 1 or anchor.activations:
         return False
-    pixels, channels, few = size_product(space), anchor.w_shape[1], is_few(anchor.w_shape[0] // anchor.groups)
-    known = isinstance(pixels, int) and all(isinstance(size, int) for size in (*space, *anchor.w_shape))
-    return known and not few and pixels >= LEAST and channels <= PRODUCT_BLOCK
+    if not all(isinstance(size, int) for size in (*space, *anchor.w_shape)):
+        return False
+    pixels, channels, outputs = size_product(space), anchor.w_shape[1], anchor.w_shape[0] // anchor.groups
+    if anchor.groups == 1 and is_few(outputs):
+        return False
+    thin = anchor.groups > 1 and outputs // _parts(anchor.groups, outputs, pixels) <= MOST
+    return pixels >= (LEAST_THIN if thin else LEAST) and channels <= PRODUCT_BLOCK
 
 
 def _of_planes(kernel: Kernel) -> bool:
