@@ -27,6 +27,7 @@ __all__ = [
     "Var",
     "checks",
     "children",
+    "conjuncts",
     "const",
     "guarded",
     "index",
@@ -394,6 +395,15 @@ def substitute_vars(e: Expr, values: dict[Var, Expr]) -> Expr:
     """The expression with loop variables replaced."""
     changed = {var: by for var, by in values.items() if by != var}
     return transform(e, lambda x: changed.get(x) if isinstance(x, Var) else None) if changed else e
+
+
+def conjuncts(test: Expr | None) -> Iterator[Expr]:
+    """The tests that all have to hold for a condition to hold; none for None."""
+    if isinstance(test, Apply) and test.fn == "and":
+        for part in test.args:
+            yield from conjuncts(part)
+    elif test is not None:
+        yield test
 
 
 def walk(e: Expr) -> tuple[Expr, ...]:

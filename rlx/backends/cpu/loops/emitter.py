@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from hashlib import sha256
 
 import numpy as np
@@ -29,6 +30,7 @@ from rlx.kernels.expr import (
     Var,
     as_size,
     children,
+    conjuncts,
     walk,
 )
 from rlx.kernels.loops import printer
@@ -127,6 +129,7 @@ class Emitter(Printer[Value, Scope]):
         self.lanes = lanes  # f32 elements in a vector register
         self.sites: list[str] = []
         self.kept: dict[Reduce, tuple[Expr, Load]] = {}  # part of a body that is stored while the reduction runs
+        self.one_load = False  # whether an element is made of one other, as that of a copy
         self.acc: Callable[[Scope], Value] | None = None  # how an epilogue gets the anchor's result
 
     # -- the language
@@ -240,14 +243,26 @@ class Emitter(Printer[Value, Scope]):
             raw = self.f.select(mask, self.f.splat(one, w, ty), constant(convert.zero(ty), vty), vty)
         elif varying is not None and moving == {varying}:
             address = self._address(e, index, scope)
-            if where is not None and where[1] == 1:
-                # Far outside of the source, in pages that are not mapped, a masked load of no lane takes hundreds of
-                # cycles. (A mask that differs between lanes is near lanes that are loaded.)
-                address = self.f.select(where[0], address, self.word(e.source), "ptr")
+            if where is not None and (where[1] == 1 or self.one_load):
+                address = self._near(e, address, where, scope)
             raw = self._walked(address, index.coefs[varying], mask, vty)
         else:
             raw = self._moved(e, index, moving, mask, scope, vty)
         return convert.from_memory(self.f, raw, e.dtype, w), w
+
+    def _near(self, e: Load, address: str, where: Value, scope: Scope) -> str:
+        """The address, or the start of the source where a test that is the same in all lanes does not hold.
+
+        Far from the source, in pages that are not mapped, a masked load of no lane takes hundreds of cycles. (Where
+        lanes differ, some are loaded, and the others are near them. For windows with several loads, which reach beyond
+        an image a little only, the choice costs more than it saves.)
+        """
+        found = [where] if where[1] == 1 else [self.value(test, scope) for test in conjuncts(e.where)]
+        tests = [text for text, lanes in found if lanes == 1]
+        if not tests:
+            return address
+        all_hold = reduce(lambda a, b: self.f.and_(a, b, "i1"), tests)
+        return self.f.select(all_hold, address, self.word(e.source), "ptr")
 
     def _walked(self, address: str, stride: Size, mask: str | None, vty: str) -> str:
         """Lanes a fixed stride apart. Masks are nearly always all true (they are paddings), so that case is fast."""

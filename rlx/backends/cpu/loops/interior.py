@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from rlx.backends.cpu.loops.emitter import Emitter, Scope
 from rlx.ir.shape import Size
 from rlx.kernels.affine import Affine, affine
-from rlx.kernels.expr import Apply, Expr, Load, Reduce, Select, Var, transform, walk
+from rlx.kernels.expr import Apply, Expr, Load, Reduce, Select, Var, conjuncts, transform, walk
 from rlx.records import replace
 
 __all__ = ["drop_tests", "index_tests", "interior"]
@@ -27,19 +25,11 @@ def index_tests(expr: Expr, last: Var) -> dict[Expr, Affine]:
     found: dict[Expr, Affine] = {}
     for x in walk(expr):
         condition = x.where if isinstance(x, Load) else x.cond if isinstance(x, Select) else None
-        for test in _conjuncts(condition):
+        for test in conjuncts(condition):
             form = _lowest(test, extents)
             if form is not None and isinstance(form.coefs.get(last, 0), int):
                 found[test] = form
     return found
-
-
-def _conjuncts(test: Expr | None) -> Iterator[Expr]:
-    if isinstance(test, Apply) and test.fn == "and":
-        for part in test.args:
-            yield from _conjuncts(part)
-    elif test is not None:
-        yield test
 
 
 def _lowest(test: Expr, extents: dict[Var, Size]) -> Affine | None:
@@ -65,11 +55,11 @@ def drop_tests(expr: Expr, tests: dict[Expr, Affine]) -> Expr:
     def visit(x: Expr) -> Expr | None:
         if isinstance(x, Load) and x.where is not None:
             rest = None
-            for test in _conjuncts(x.where):
+            for test in conjuncts(x.where):
                 if test not in tests:
                     rest = test if rest is None else rest & test
             return replace(x, where=rest)
-        if isinstance(x, Select) and all(test in tests for test in _conjuncts(x.cond)):
+        if isinstance(x, Select) and all(test in tests for test in conjuncts(x.cond)):
             return x.a
         return None
 

@@ -170,6 +170,7 @@ class _Nest:
         self.f, self.table = Function(PLACEHOLDER, ARGS), ArgumentTable()
         self.emitter = emitter = Emitter(self.f, self.table, lanes)
         extents, target, expr = flatten(store)
+        emitter.one_load = [type(x) for x in walk(expr) if isinstance(x, Load | Reduce)] == [Load]
         names = list(out_vars(len(extents)))
         names, sizes, (expr,), target = merge_loops(names, list(extents), [expr], target)
         expr = rename_reduces(merge_reduces(expr))
