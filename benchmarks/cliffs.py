@@ -47,10 +47,14 @@ REASONS = {
     **dict.fromkeys(("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Sinh"), F64),
     **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Slice", "Split"), COPIED),
     **dict.fromkeys(("AveragePool", "MaxPool"), SHORT_ROWS),
-    **dict.fromkeys(("Ceil", "Cos", "Sqrt"), "bf16, of 256 elements: a run's fixed costs"),
+    **dict.fromkeys(("Ceil", "Cos", "Log", "Reciprocal", "Sqrt"), "bf16, of 256 elements: a run's fixed costs"),
+    **dict.fromkeys(("And", "Or", "Xor"), "a byte is compared with 0 and made 0 or 1 again"),
+    **dict.fromkeys(("LessOrEqual", "ReduceMax", "ReduceMin"), "as fast as L2 and L3 are read, which NaN and -0 cost"),
+    **dict.fromkeys(("Concat", "Upsample", "Transpose", "RotaryEmbedding"), COPIED),
     **dict.fromkeys(("Exp", "LogSoftmax", "Sigmoid", "Softmax"), EXP),
     "AffineGrid": "in three dimensions: the last axis has three elements, too few for vectors",
     "ArrayFeatureExtractor": "columns at any places: element by element, where a step of two was known",
+    "CastLike": "f32 to i64: NaN and what is beyond i64 is defined; theirs is not",
     "Col2Im": "sums of windows, which are few elements a row",
     **dict.fromkeys(("Conv", "FusedConv"), "few channels, whose columns with gaps between them are copied one by one"),
     "ConstantOfShape": "a result whose size the data decide is copied from the arena",
@@ -59,13 +63,23 @@ REASONS = {
     "CumSum": "along an axis that is not the last: a column at a time",
     "Div": "i64: there is no instruction for vectors, and f64 does not hold them",
     "DeformConv": "an image of 8 columns is half a vector wide",
+    "DynamicQuantizeLinear": "the smallest and the largest element in two passes over x",
     "DynamicQuantizeLSTM": "functions are f64, rounded once",
     "EyeLike": "as fast as memory is cleared",
     "Hardmax": "a row is read for its largest element, then written",
+    "MaxUnpool": "results are cleared, then written one by one",
     "MaxRoiPool": "bins of few elements: their ends and a test for NaN for each",
     "NonMaxSuppression": "classes one after the other, each sorted whole",
     "OneHotEncoder": "a comparison for each category",
+    "Pad": "each element tests its index on every axis that is padded",
+    "QLinearConcat": "each element is scaled anew, one part after the other",
+    "QLinearConv": "few channels: each row of a window ends in a vector that is not full",
     "QLinearSigmoid": "computed in f32; onnxruntime looks up one of 256 results",
+    "Resize": "every other byte, one by one",
+    "SpaceToDepth": "results are read from places far apart, an element each",
+    "Tile": "repeated rows of few elements: a division for each",
+    "TreeEnsembleClassifier": "few rows: trees are walked row by row",
+    "Trilu": "each element compares its two indices, which are 64 bits wide",
     "TopK": "rows in the worst order, each better than all before it; half of a row and more is sorted whole",
     "Unique": "a sort by bytes, where onnxruntime keeps few values in a tree",
 }
@@ -87,7 +101,8 @@ them). Then: Unique, TfIdfVectorizer and LabelEncoder with sparse keys had no na
 logarithm for each class and draw; rows that are shorter than a vector were reduced one by one (now in vectors across
 rows); TopK made a histogram of every row; integers were divided one by one (now by floats, exactly); matrix x vector
 of a run's operands waited for one chain of fma in L2 and L3; an image that several convolutions read, as the phases of
-a ConvTranspose do, was copied for each.
+a ConvTranspose do, was copied for each; loads of padding far outside of an image, which load nothing, went to pages
+that are not mapped (LRN, Pad); convolutions of single pixels in small groups were brought into another layout.
 
 ## Other values than onnxruntime's
 
@@ -98,6 +113,7 @@ a ConvTranspose do, was copied for each.
 - DynamicQuantizeLSTM: the state is rounded to 8 bits in each step. A function that differs in its last bit, as
   onnxruntime's approximations do, moves a state by a whole step now and then. Ours are f64, rounded once.
   DynamicQuantizeMatMul gives the same numbers.
+- Resize of i8 with antialias: onnxruntime gives nothing below 0; ours are the onnx package's reference's within 1.
 - TopK with sorted = 0: the order is free; ours are sorted.
 
 """
@@ -305,15 +321,14 @@ def table(rows: Sequence[Row]) -> str:
     out = ["| op | slower at | worst at | ours, ms | peer, ms | peer | ratio | why |", "|---" * 8 + "|"]
     for op in dict.fromkeys(row["op"] for row in slow):
         row = next(r for r in slow if r["op"] == op)
+        why = REASONS.get(op.rpartition(".")[2], "not looked into")
         cells = [
             op,
             f"{counts[op]} of {all_of[op]} points",
             said(row),
             *map(milliseconds, (row["ours"], row["theirs"])),
         ]
-        out.append(
-            f"| {' | '.join(cells)} | {row['peer']} | {row['ratio']:.2f} | {REASONS.get(op, 'not looked into')} |"
-        )
+        out.append(f"| {' | '.join(cells)} | {row['peer']} | {row['ratio']:.2f} | {why} |")
     return "\n".join(out)
 
 
