@@ -39,7 +39,7 @@ RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLik
 Row = dict[str, Any]
 
 # Why the slow ops of the table are slow, where that is known.
-F64 = "f64, by longer polynomials and quotients; not looked into"
+F64 = "f64, by longer polynomials and quotients"
 COPIED = "a run's fixed costs, or results below 512 KiB: those are copied from the arena"
 SHORT_ROWS = "rows that are shorter than a vector, or end within one"
 EXP = "e^x within 1 ulp and down to subnormal results, some instructions more than theirs"
