@@ -19,15 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu.llvm.builder import Function, width
+from rlx.backends.cpu.llvm.builder import Function
 from rlx.backends.cpu.schedule.arguments import Address, Arguments, Number
 from rlx.backends.cpu.target import Target
 from rlx.ir.shape import Size, ceildiv
 from rlx.records import dataclass
 
 __all__ = [
-    "DEPTH", "HEAD", "WIDTH", "EndArguments", "FinishArguments", "Instructions", "available", "dot", "further",
-    "instructions", "pack_panel", "pair_sums", "panel_bytes", "places_bytes", "spare_bytes",
+    "DEPTH", "HEAD", "WIDTH", "EndArguments", "FinishArguments", "Instructions", "available", "further",
+    "instructions", "pack_panel", "panel_bytes", "places_bytes", "spare_bytes",
 ]  # fmt: skip
 
 WIDTH = 16  # columns of a panel
@@ -110,21 +110,6 @@ def spare_bytes(depth: Size, narrow: bool, target: Target) -> Size:
 def places_bytes(depth: Size, narrow: bool, target: Target) -> Size:
     """Bytes of the places of further fours."""
     return _aligned(ceildiv(depth, DEPTH) * further(narrow, target) * 4)
-
-
-def dot(f: Function, total: str, x: str, y: str, v: str) -> str:
-    """`total`, a vector of i32, plus products of fours of bytes, u8 times i8."""
-    name = f"llvm.x86.avx512.vpdpbusd.{32 * width(v)}"
-    f.declare(name, v, [v, v, v])
-    x, y = (f.cast("bitcast", value, v) for value in (x, y))
-    return f.op(f"call {v} @{name}({v} {total}, {v} {x}, {v} {y})", v)
-
-
-def pair_sums(f: Function, x: str, y: str) -> str:
-    """Products of 16 pairs of i16, neighbours added up in i32, with AVX2."""
-    v, shorts = "<8 x i32>", "<16 x i16>"
-    f.declare("llvm.x86.avx2.pmadd.wd", v, [shorts, shorts])
-    return f.op(f"call {v} @llvm.x86.avx2.pmadd.wd({shorts} {x}, {shorts} {y})", v)
 
 
 def pack_panel(
