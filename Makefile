@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint docs wheel bench models clean
+.PHONY: help demo test test-full lint pages docs wheel bench models clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -31,6 +31,11 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+
+# each of them reads the code, and takes a second or two
+PAGES := strategy_table dispatch_report onnx_support gradient_table option_table array_api_table public_stub json_fields
+pages: $(VENV)/.installed-dev  ## write what is generated of the code anew: tables in docs/, rlx/__init__.pyi
+	@for name in $(PAGES); do $(PY) tools/$$name.py || exit 1; done
 
 docs: $(VENV)/.installed-docs  ## the documentation as pages, in build/docs; with chromium also pictures, in build/docs/screenshots
 	@$(VENV)/bin/sphinx-build --builder html --fail-on-warning --keep-going --quiet docs build/docs

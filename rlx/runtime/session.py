@@ -215,25 +215,11 @@ class Session:
             from rlx.runtime.specialised import fixed_values
 
             fixed = fixed_values(values, variants, source)
-        for name, given in (("allow_code", allow_code), ("portable_only", portable_only)):
-            if not isinstance(given, bool):
-                raise OptionError(f"{name}={given!r}: expected True or False")
-        if allow_code and portable_only:
-            raise OptionError("allow_code and portable_only contradict each other: give one of them")
+        _check_trust(source, allow_code, portable_only)
         if isinstance(source, Graph):
-            if allow_code or portable_only:
-                raise OptionError("allow_code and portable_only are for files: a graph has no machine code")
             return self.compile(_transformed(source, transform), policy=policy, **options)
         rules = self._policy(policy, chosen)
-        path: Path | Bytes
-        if isinstance(source, str | os.PathLike) and example_inputs is None and dynamic_shapes is None:
-            path, kind = kind_of(source, artifacts=allow_code or portable_only)
-        else:
-            from rlx.importers.formats import kind_of_bytes
-            from rlx.importers.objects import model_bytes
-
-            path = model_bytes(source, example_inputs, dynamic_shapes)
-            kind = kind_of_bytes(path)
+        path, kind = _opened(source, example_inputs, dynamic_shapes, artifacts=allow_code or portable_only)
         if fixed and kind in (ARTIFACT, TEXT):
             raise OptionError(f"{source!s:.80}: values= is for ONNX files: what an artifact or graph takes is in it")
         if kind == ARTIFACT:
@@ -247,6 +233,25 @@ class Session:
                 return self._compile(graph, asked, rules, Resident.read())
 
             return load_artifact(path, chosen, self._given | options.keys(), compile_again, portable_only)
+
+        by_default = chosen if policy is None and self.policy is None else None
+        return self._load_sized(path, kind, chosen, rules, transform, fixed, variants, by_default)
+
+    def _load_sized(
+        self,
+        path: Path | Bytes,
+        kind: str,
+        chosen: CompileOptions,
+        rules: DevicePolicy | None,
+        transform: Callable[[Graph], Graph] | None,
+        fixed: Values,
+        variants: int,
+        by_default: CompileOptions | None,
+    ) -> CompiledGraph:
+        """A model file; a `Specialised` where values of inputs that are not `fixed` decide ranks.
+
+        `by_default`: the options by which it is loaded again from its path, None where a policy has chosen its device.
+        """
 
         def of_values(more: Values, registry: WeightRegistry | None, asked: CompileOptions = chosen) -> CompiledGraph:
             return self._load_file(path, kind, asked, rules, transform, {**fixed, **more}, registry)
@@ -265,7 +270,7 @@ class Session:
             made = of_any_sizes({}, self.registry)
             whole = transform is None and not fixed and self.registry is None
             if isinstance(path, Path) and identity is not None and whole:
-                named = chosen if policy is None and self.policy is None else replace(chosen, device=made.device)
+                named = by_default or replace(chosen, device=made.device)
                 made._origin = os.path.abspath(path), identity, named
             return made
         except UndecidedInputs as error:
@@ -327,6 +332,34 @@ class Session:
 
         own = {name: getattr(self.options, name) for name in names_of(CompileOptions)}
         return estimate(model, **{**own, **options})
+
+
+def _check_trust(source: object, allow_code: object, portable_only: object) -> None:
+    """Refuses answers to what a file is trusted with that contradict each other, or that are for no file."""
+    for name, given in (("allow_code", allow_code), ("portable_only", portable_only)):
+        if not isinstance(given, bool):
+            raise OptionError(f"{name}={given!r}: expected True or False")
+    if allow_code and portable_only:
+        raise OptionError("allow_code and portable_only contradict each other: give one of them")
+    if isinstance(source, Graph) and (allow_code or portable_only):
+        raise OptionError("allow_code and portable_only are for files: a graph has no machine code")
+
+
+def _opened(
+    source: Source | Held,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None,
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None,
+    *,
+    artifacts: bool,
+) -> tuple[Path | Bytes, str]:
+    """The path of a model, or its bytes, and its kind; `artifacts`: those are read under any name."""
+    if isinstance(source, str | os.PathLike) and example_inputs is None and dynamic_shapes is None:
+        return kind_of(source, artifacts=artifacts)
+    from rlx.importers.formats import kind_of_bytes
+    from rlx.importers.objects import model_bytes
+
+    held = model_bytes(source, example_inputs, dynamic_shapes)
+    return held, kind_of_bytes(held)
 
 
 def _told(values: Values) -> str | None:

@@ -128,6 +128,23 @@ def test_kernels_whose_buffers_differ_are_not_alike(field: str) -> None:
     assert (Form(kernel).key == Form(changed).key) is (field == "data")
 
 
+def test_a_buffer_that_alike_kernels_share_stays() -> None:
+    """What code reads besides the buffers of its kernel, as a table of its strategy, is the same for all alike."""
+    table = Buffer("table", "const", (64,), F32)
+    half = replace(table, name="half", shape=(32,), root=table, offset=128)
+
+    def emit(kernel: Kernel) -> list[KernelCode]:
+        return [KernelCode("k", "", (Pointer(kernel.operands[0]), Pointer(table), Pointer(half, 4)), lambda _: 1)]
+
+    reuse = Reuse(emit)
+    kernels = [Kernel(name, operands=(Buffer(name, "arena", (8,), F32),)) for name in "ab"]
+    for kernel in kernels:
+        assert [shown(word, {}) for word in reuse(kernel)[0].words] == [
+            shown(word, {}) for word in emit(kernel)[0].words
+        ]
+    assert reuse.emitted == 1
+
+
 def test_which_operands_are_the_same_buffer_counts() -> None:
     """x + x is not x + y, though all have one shape."""
     x, y = (Buffer(name, "arena", (8,), F32) for name in "xy")

@@ -121,7 +121,10 @@ def _moved(word: Argument, moved: Mapping[Buffer, Buffer]) -> Argument:
 
 
 def _moved_buffer(buffer: Buffer, moved: Mapping[Buffer, Buffer]) -> Buffer:
-    """The buffer in the place of this one, which may be a view of one that has a place."""
+    """The buffer in the place of this one, which may be a view of one that has a place.
+
+    One without is no field of the kernel: its strategy brings it, which kernels that are alike share, so it stays.
+    """
     if buffer in moved or buffer.root is None:
-        return moved[buffer]
+        return moved.get(buffer, buffer)
     return replace(buffer, root=_moved_buffer(buffer.root, moved))

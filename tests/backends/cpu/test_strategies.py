@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import strategy_table
 
@@ -16,10 +18,10 @@ from rlx.errors import OptionError
 from rlx.ir.text import parse_graph
 
 
-def graph(out: str, call: str, **leaves: str) -> str:
-    """A graph of one node over inputs and, by names in capitals, params; of an open size n."""
+def graph(out: str, call: str, *before: str, **leaves: str) -> str:
+    """A graph of one node, and those before it, over inputs and, by names in capitals, params; of an open size n."""
     lines = [f"{'param' if name.isupper() else 'input'} {name}: {type}" for name, type in leaves.items()]
-    return "\n  ".join(["graph g {", "dim n = 1..64", *lines, f"y: {out} = {call}", "output y = y"]) + "\n}\n"
+    return "\n  ".join(["graph g {", "dim n = 1..64", *lines, *before, f"y: {out} = {call}", "output y = y"]) + "\n}\n"
 
 
 def conv(out: str, x: str, w: str, attributes: str = "") -> str:
@@ -38,6 +40,18 @@ CASES = {
     "matmul.int8": graph("i32[4, 48]", "matmul_integer(x, W)", x="u8[4, 64]", W="i8[64, 48]"),
     "matmul.thin": graph("f32[4, 48]", "matmul(x, v)", x="f32[4, 64]", v="f32[64, 48]"),
     "matmul.panels+f28": graph("f32[1, 1024]", "matmul(x, W)", x="f32[1, 2048]", W=LARGE),
+    "matmul.bf16_thin": graph("f32[4, 48]", "matmul(x, v)", x="f32[4, 64]", v="f32[64, 48]"),
+    "matmul.bf16_pairs": graph("f32[40, 48]", "matmul(x, W)", x="f32[40, 64]", W="f32[64, 48]"),
+    "matmul.i16_pairs": graph("i32[4, 48]", "widening_matmul(x, W)", x="i16[4, 64]", W="i16[64, 48]"),
+    "matmul.panels+f16": graph("f16[4, 48]", "matmul(x, W)", x="f16[4, 64]", W="f16[64, 48]"),
+    "matmul.panels+bf16": graph("bf16[4, 48]", "matmul(x, W)", x="bf16[4, 64]", W="bf16[64, 48]"),
+    "matmul.panels+bytes": graph(
+        "f32[1, 48]", "matmul(x, w)", "w: f32[64, 48] = cast(W, to=f32)", x="f32[1, 64]", W="i8[64, 48]"
+    ),
+    "conv.int8": conv("i32[1, 8, 7, 7]", "u8[1, 8, 9, 9]", "i8[8, 8, 3, 3]").replace("conv(", "conv_integer("),
+    "conv.int8_depthwise": conv("i32[1, 16, 7, 7]", "u8[1, 16, 9, 9]", "i8[16, 1, 3, 3]", ", groups=16").replace(
+        "conv(", "conv_integer("
+    ),
     "matmul.panels": graph("f32[40, 48]", "matmul(x, W)", x="f32[40, 64]", W="f32[64, 48]"),
     "conv.depthwise": conv("f32[1, 16, 7, 7]", "f32[1, 16, 9, 9]", "f32[16, 1, 3, 3]", ", groups=16"),
     "conv.few_outputs": conv("f32[1, 2, 7, 7]", "f32[1, 8, 9, 9]", "f32[2, 8, 3, 3]"),
@@ -60,17 +74,18 @@ for form in FORMS.values():
         (m, n), (r, s) = form.m, form.r
         w, out = f"f32[64, 64, {r}, {s}]", f"f32[1, 64, {41 - r}, {41 - s}]"
         CASES[f"conv.winograd_lines+f{m}x{n}_{r}x{s}"] = conv(out, "f32[1, 64, 40, 40]", w)
-# chosen by tests of their own: of bf16, i16, of encoded, narrow and byte weights, of images of bytes, of fused kernels
-ELSEWHERE = {
-    "matmul.bf16_pairs", "matmul.bf16_thin", "matmul.i16_pairs", "matmul.panels+f16", "matmul.panels+bf16",
-    "matmul.panels+bytes", "conv.int8", "conv.int8_depthwise", "conv.fused_depthwise",
+# chosen by the tests of encoded weights, one format after the other
+FORMATS = {
     *(f"matmul.panels+{format.name}" for format in ENCODED),
     *(f"matmul.panels+{format.name}" for format in SCALED),
     *(f"matmul.q8+{format.code.name}" for format in Q8_FORMATS),
-}  # fmt: skip
+}
 
 
-NEEDS = {"matmul.int8": "avx2", "matmul.panels+f28": "avx2"}
+NEEDS = dict.fromkeys(
+    ["matmul.int8", "conv.int8", "conv.int8_depthwise", "matmul.i16_pairs", "matmul.panels+f16", "matmul.panels+f28"],
+    "avx2",
+) | {"matmul.bf16_thin": "bf16", "matmul.bf16_pairs": "bf16"}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +93,8 @@ NEEDS = {"matmul.int8": "avx2", "matmul.panels+f28": "avx2"}
 )
 def test_what_computes_it(name: str) -> None:
     """The kernel of the graph's node names its strategy, in explain too, which says why none before it was taken."""
-    model = rlx.compile(parse_graph(CASES[name]), device="cpu", threads=1)
+    precision = "bf16" if name.startswith("matmul.bf16") else "f32"
+    model = rlx.compile(parse_graph(CASES[name]), device="cpu", threads=1, precision=precision)
     assert model.compilation.program is not None
     (kernel,) = [k for k in model.compilation.program.run if k.how == name]
     (tried,) = [s for s in STRATEGIES.values() if name in [x.name for x in s]]
@@ -91,10 +107,16 @@ def test_what_computes_it(name: str) -> None:
 
 
 def test_every_strategy_has_a_case_and_a_name_of_its_own() -> None:
-    """Names are the anchor, a dot and the way; those of ops with code of their own are the op's."""
+    """Names are the anchor, a dot and the way; those of ops with code of their own are the op's.
+
+    One without a case here has a file of tests, which asks for it by its name.
+    """
     names = [s.name for strategies in STRATEGIES.values() for s in strategies]
     assert len(names) == len(set(names))
-    assert {*CASES, *ELSEWHERE, *SPECIALS} == set(names)
+    here = Path(__file__)
+    tests = "".join(path.read_text() for path in sorted(here.parent.glob("test_*.py")) if path.name != here.name)
+    assert {*CASES, *SPECIALS, *FORMATS} <= set(names)
+    assert not [n for n in names if n not in {*CASES, *SPECIALS, *FORMATS} and f'"{n}"' not in tests]
     assert all(s.summary.endswith(".") for strategies in STRATEGIES.values() for s in strategies)
 
 

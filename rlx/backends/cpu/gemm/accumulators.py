@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.llvm.builder import Function, Operand, Typed, size_of, vec
+from rlx.backends.cpu.llvm.x86 import PAIR_FEATURES, pair_sums
 from rlx.records import dataclass, replace
 
 __all__ = ["Accumulators", "Fetch", "Matrix", "Panels", "Rows", "Windows", "multiply_add"]
@@ -228,14 +229,8 @@ def multiply_add(f: Function, tile: Tile, a: str, b: str, total: str) -> str:
         return f.fma(a, b, total, v)
     halves = vec("i16", 2 * lanes)
     x, y = f.cast("bitcast", a, halves), f.cast("bitcast", b, halves)
-    feature, name = {
-        4: ("sse2", "sse2.pmadd.wd"),
-        8: ("avx2", "avx2.pmadd.wd"),
-        16: ("avx512bw", "avx512.pmaddw.d.512"),
-    }[lanes]
-    if tile.target.has(feature):
-        f.declare(f"llvm.x86.{name}", v, [halves, halves])
-        return f.add(total, f.op(f"call {v} @llvm.x86.{name}({halves} {x}, {halves} {y})", v))
+    if tile.target.has(PAIR_FEATURES[lanes]):
+        return f.add(total, pair_sums(f, x, y))
     wide = f.mul(f.cast("sext", x, "i32"), f.cast("sext", y, "i32"))
     for parity in (0, 1):
         total = f.add(total, f.shuffle(wide, None, list(range(parity, 2 * lanes, 2))))

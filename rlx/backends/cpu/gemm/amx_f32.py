@@ -28,6 +28,7 @@ from there is hidden as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.llvm import amx
@@ -41,6 +42,7 @@ from rlx.backends.cpu.schedule.matmul import (
     TILE_STEP,
     TILE_STEP_BYTES,
 )
+from rlx.records import dataclass
 
 __all__ = [
     "ARGUMENTS", "FLOATS", "HIGH", "PANEL", "WORDS", "any_nonfinite", "begin_sums", "begin_tiles", "block",
@@ -114,99 +116,136 @@ def begin_tiles(f: Function) -> tuple[str, str, str, str]:
 def block(fma: Function, of_b: PanelFormat) -> Function:
     """A block of C by tiles, in squares of up to 32 x 32: two panels at a time, all bands of rows for each."""
     f = routine("tile_block", f"{ARGUMENTS}, ptr room")
-    split, begin, finish, check, again = (
-        split_rows(),
-        _parts_of_panels(of_b),
-        _finish_panels(of_b),
-        any_nonfinite(),
-        sums_anew(fma),
-    )
-    squares = {(share, tall): _square(share, tall, of_b) for share in SHARES for tall in (True, False)}
-    fetch, put = copy_square("fetch"), copy_square("put")
-    depth, bands, high, twice = begin_tiles(f)
-    size = f.mul(f.lshr(depth, 5), TILE_STEP_BYTES)  # of the parts of 32 rows, or of two panels
-    spill, sums, seen = "%room", f.offset("%room", 4 * PANEL), f.offset("%room", 8 * PANEL)
-    first = f.offset("%room", TILE_SPARE)
-    second = f.offset(first, size)
-    parts = f.offset(second, size)
-    line = f.shl("%ldc", 2)
-    share = f.div(f.add(bands, 15), bands)  # pairs a step, at least
+    _Block(f, fma, of_b).emit()
+    return f
 
-    def two_panels(column: str | int, k0: str) -> tuple[str, str]:
+
+@dataclass(frozen=True)
+class _Columns:
+    """Two panels, as SSA values: their first column, how many they have, and the places of parts.
+
+    `here` are their parts, made already. Beside their products the first `wanted` pairs of rows of the panels p0 and
+    p1, which come next, become parts at `there`.
+    """
+
+    first: str
+    width: str
+    here: str
+    there: str
+    p0: str
+    p1: str
+    wanted: str
+
+
+@dataclass(frozen=True)
+class _BlockOfK:
+    """A block of k, as SSA values: its `steps`, and whether C is added to (`more`), and there is none after it."""
+
+    steps: str
+    more: str
+    add: str  # the same as an i64
+    final: str
+
+
+class _Block:
+    """The code of `block`: the functions that it calls, and the places in `room`."""
+
+    def __init__(self, f: Function, fma: Function, of_b: PanelFormat) -> None:
+        self.f, self.of_b = f, of_b
+        self.split, self.begin, self.finish = split_rows(), _parts_of_panels(of_b), _finish_panels(of_b)
+        self.check, self.again = any_nonfinite(), sums_anew(fma)
+        self.squares = {(share, tall): _square(share, tall, of_b) for share in SHARES for tall in (True, False)}
+        self.fetch, self.put = copy_square("fetch"), copy_square("put")
+        self.depth, self.bands, self.high, self.twice = begin_tiles(f)
+        size = f.mul(f.lshr(self.depth, 5), TILE_STEP_BYTES)  # of the parts of 32 rows, or of two panels
+        self.spill, self.sums, self.seen = "%room", f.offset("%room", 4 * PANEL), f.offset("%room", 8 * PANEL)
+        self.first = f.offset("%room", TILE_SPARE)
+        self.second = f.offset(self.first, size)
+        self.parts = f.offset(self.second, size)
+        self.line = f.shl("%ldc", 2)
+        self.share = f.div(f.add(self.bands, 15), self.bands)  # pairs a step, at least
+
+    def emit(self) -> None:
+        """All of it, a block of k after the other."""
+        self.f.loop(0, "%k", self.depth, [], self.some_steps)
+        amx.release(self.f)
+        self.f.ret()
+
+    def two_panels(self, column: str | int, k0: str) -> tuple[str, str]:
         """Where they go on at step k0; the second is the first again where there is none."""
-        place = f.gep("%b", f.add(f.mul(f.lshr(column, 4, "i64"), "%stride"), f.shl(k0, 4)), of_b.f32_scalar)
+        f, scalar = self.f, self.of_b.f32_scalar
+        place = f.gep("%b", f.add(f.mul(f.lshr(column, 4, "i64"), "%stride"), f.shl(k0, 4)), scalar)
         there = f.cmp("lt", f.add(column, 16, "i64"), "%columns")
-        return place, f.gep(place, f.select(there, "%stride", 0), of_b.f32_scalar)
+        return place, f.gep(place, f.select(there, "%stride", 0), scalar)
 
-    def some_steps(k0: str, _: list[str]) -> None:
-        k = f.min(depth, f.sub("%k", k0))
+    def some_steps(self, k0: str, _: list[str]) -> None:
+        """A block of k: the rows of A and the first two panels are split, then there are products."""
+        f = self.f
+        k = f.min(self.depth, f.sub("%k", k0))
         steps, pairs = f.lshr(f.add(k, TILE_STEP - 1), 5), f.shl(f.lshr(k, 5), 4)
         final, more = f.cmp("ge", f.add(k0, k), "%k"), f.cmp("gt", k0, 0)
-        add = f.cast("zext", more, "i64")
-        p0, p1 = two_panels(0, k0)
-        f.call(split, [f.gep("%a", k0, "float"), "%lda", "%rows", k, parts, high])
-        f.call(begin, [p0, p1, first, pairs, seen])
-        f.call(finish, [p0, p1, first, k, seen])
+        block_of_k = _BlockOfK(steps, more, f.cast("zext", more, "i64"), final)
+        p0, p1 = self.two_panels(0, k0)
+        f.call(self.split, [f.gep("%a", k0, "float"), "%lda", "%rows", k, self.parts, self.high])
+        f.call(self.begin, [p0, p1, self.first, pairs, self.seen])
+        f.call(self.finish, [p0, p1, self.first, k, self.seen])
 
         def columns(column: str, state: list[str]) -> list[str]:
             here, there = state
             following = f.add(column, 32)
             coming = f.cmp("lt", following, "%columns")
-            p0, p1 = two_panels(following, k0)
+            p0, p1 = self.two_panels(following, k0)
             wanted = f.select(coming, pairs, 0)
             width = f.min(f.sub("%columns", column), 32)
             for i in range(2):
-                f.store("zeroinitializer", f.offset(seen, 64 * i), ty=WORDS)
-
-            def band(number: str, state: list[str]) -> list[str]:
-                (done,) = state
-                row = f.mul(number, twice)
-                height = f.min(f.sub("%rows", row), twice)
-                tall = f.cmp("gt", height, high)
-                stored = f.select(tall, twice, high)
-                whole = f.and_(f.cmp("eq", width, 32), f.cmp("eq", height, stored))
-                c = f.gep("%c", f.add(f.mul(row, "%ldc"), column), "float")
-                target, step = f.select(whole, c, spill, "ptr"), f.select(whole, line, 128)
-                outside = f.xor(whole, 1)
-                f.if_(f.and_(outside, more), lambda: void(f.call(fetch, [c, "%ldc", spill, height, width])))
-                a = f.offset(parts, f.mul(number, f.mul(steps, TILE_STEP_BYTES)))
-
-                def by(pairs: int) -> Callable[[], None]:
-                    args = [a, here, steps, target, step, add, p0, p1, there, done, wanted, seen, high]
-                    return lambda: void(
-                        f.if_(
-                            tall,
-                            lambda: void(f.call(squares[pairs, True], args)),
-                            lambda: void(f.call(squares[pairs, False], args)),
-                        )
-                    )
-
-                taken = _choose(f, share, by)
-
-                def is_done() -> None:
-                    bad = f.call(check, [target, step, stored])
-
-                    def anew() -> None:
-                        top = f.gep("%a", f.mul(row, "%lda"), "float")
-                        panel = f.gep("%b", f.mul(f.lshr(column, 4), "%stride"), of_b.f32_scalar)
-                        f.call(again, [top, "%lda", panel, "%stride", target, step, height, width, "%k", sums])
-
-                    f.if_(f.cmp("ne", bad, 0), anew)
-
-                f.if_(final, is_done)
-                f.if_(outside, lambda: void(f.call(put, [c, "%ldc", spill, height, width])))
-                return [f.add(done, f.mul(steps, taken))]
-
-            f.loop(0, bands, 1, [("i64", 0)], band, runs=True)
-            f.if_(coming, lambda: void(f.call(finish, [p0, p1, there, k, seen])))
+                f.store("zeroinitializer", f.offset(self.seen, 64 * i), ty=WORDS)
+            own = _Columns(column, width, here, there, p0, p1, wanted)
+            band = partial(self.band, block_of_k, own)
+            f.loop(0, self.bands, 1, [("i64", 0)], band, runs=True)
+            f.if_(coming, lambda: void(f.call(self.finish, [p0, p1, there, k, self.seen])))
             return [there, here]
 
-        f.loop(0, "%columns", 32, [("ptr", first), ("ptr", second)], columns)
+        f.loop(0, "%columns", 32, [("ptr", self.first), ("ptr", self.second)], columns)
 
-    f.loop(0, "%k", depth, [], some_steps)
-    amx.release(f)
-    f.ret()
-    return f
+    def band(self, block_of_k: _BlockOfK, columns: _Columns, number: str, state: list[str]) -> list[str]:
+        """A square: a band of rows by two panels; `state` is how many pairs have their parts."""
+        f = self.f
+        (done,) = state
+        row = f.mul(number, self.twice)
+        height = f.min(f.sub("%rows", row), self.twice)
+        tall = f.cmp("gt", height, self.high)
+        stored = f.select(tall, self.twice, self.high)
+        whole = f.and_(f.cmp("eq", columns.width, 32), f.cmp("eq", height, stored))
+        c = f.gep("%c", f.add(f.mul(row, "%ldc"), columns.first), "float")
+        target, step = f.select(whole, c, self.spill, "ptr"), f.select(whole, self.line, 128)
+        outside = f.xor(whole, 1)
+        copied = [c, "%ldc", self.spill, height, columns.width]
+        f.if_(f.and_(outside, block_of_k.more), lambda: void(f.call(self.fetch, copied)))
+        a = f.offset(self.parts, f.mul(number, f.mul(block_of_k.steps, TILE_STEP_BYTES)))
+        sums = [a, columns.here, block_of_k.steps, target, step, block_of_k.add]
+        made = [columns.p0, columns.p1, columns.there, done, columns.wanted, self.seen, self.high]
+
+        def by(pairs: int) -> Callable[[], None]:
+            tall_one, low_one = (self.squares[pairs, is_tall] for is_tall in (True, False))
+            args = [*sums, *made]
+            return lambda: void(f.if_(tall, lambda: void(f.call(tall_one, args)), lambda: void(f.call(low_one, args))))
+
+        taken = _choose(f, self.share, by)
+
+        def is_done() -> None:
+            bad = f.call(self.check, [target, step, stored])
+
+            def anew() -> None:
+                top = f.gep("%a", f.mul(row, "%lda"), "float")
+                panel = f.gep("%b", f.mul(f.lshr(columns.first, 4), "%stride"), self.of_b.f32_scalar)
+                args = [top, "%lda", panel, "%stride", target, step, height, columns.width, "%k", self.sums]
+                f.call(self.again, args)
+
+            f.if_(f.cmp("ne", bad, 0), anew)
+
+        f.if_(block_of_k.final, is_done)
+        f.if_(outside, lambda: void(f.call(self.put, copied)))
+        return [f.add(done, f.mul(block_of_k.steps, taken))]
 
 
 def _choose(f: Function, share: str, by: Callable[[int], Callable[[], None]]) -> str:

@@ -10,6 +10,7 @@ panels at a time: the panels on their way displace their parts from L1, so these
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from rlx.backends.cpu.gemm.amx_f32 import (
     ARGUMENTS,
@@ -32,6 +33,7 @@ from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.llvm import amx
 from rlx.backends.cpu.llvm.builder import Function, Typed, void
 from rlx.backends.cpu.schedule.matmul import TILE_STEP
+from rlx.records import dataclass
 
 __all__ = ["block"]
 
@@ -48,124 +50,172 @@ def block(fma: Function, of_b: PanelFormat) -> Function:
     are not whole, and the parts of A: from K = 64 on it fits into that of `schedule.matmul.tile_room`.
     """
     f = routine("tile_rows", f"{ARGUMENTS}, ptr room")
-    check, anew, copy, poison = any_nonfinite(), sums_anew(fma), _copy_step(of_b), _poison()
-    fetch, put, first = copy_square("fetch"), copy_square("put"), _first_step(of_b)
-    depth, _, high, twice = begin_tiles(f)
-    tall = f.cmp("gt", "%rows", high)
-    stored = f.select(tall, twice, high)
-    spill, sums, seen = "%room", f.offset("%room", 4 * PANEL), f.offset("%room", 8 * PANEL)
-    ring = f.offset(seen, 3 * TOGETHER * 64)
-    copies = f.offset(ring, 2 * _step_bytes(of_b))
-    copied = TOGETHER * TILE_STEP * of_b.f32_step
-    parts = f.offset(copies, 2 * copied)
-    line = f.shl("%ldc", 2)
+    _Block(f, fma, of_b).emit()
+    return f
 
-    def some_steps(k0: str, _: list[str]) -> None:
-        k = f.min(depth, f.sub("%k", k0))
+
+@dataclass(frozen=True)
+class _BlockOfK:
+    """A block of k, as SSA values: `steps` steps, `whole` of them whole and `left` rows of B in the last one if not.
+
+    `start` is at its first row of B, `rest` the bytes of a panel's whole steps. `more`: C is added to; `final`: there
+    is no block after it.
+    """
+
+    steps: str
+    whole: str
+    left: str
+    start: str
+    rest: str
+    more: str
+    final: str
+
+
+class _Block:
+    """The code of `block`: the functions that it calls, and the places in `room`."""
+
+    def __init__(self, f: Function, fma: Function, of_b: PanelFormat) -> None:
+        self.f, self.of_b = f, of_b
+        self.check, self.anew, self.copy, self.poison = any_nonfinite(), sums_anew(fma), _copy_step(of_b), _poison()
+        self.fetch, self.put, self.first = copy_square("fetch"), copy_square("put"), _first_step(of_b)
+        self.depth, _, self.high, twice = begin_tiles(f)
+        self.tall = f.cmp("gt", "%rows", self.high)
+        self.stored = f.select(self.tall, twice, self.high)  # rows that tiles store
+        self.spill, self.sums, self.seen = "%room", f.offset("%room", 4 * PANEL), f.offset("%room", 8 * PANEL)
+        self.ring = f.offset(self.seen, 3 * TOGETHER * 64)
+        self.copies = f.offset(self.ring, 2 * _step_bytes(of_b))
+        self.copied = TOGETHER * TILE_STEP * of_b.f32_step  # bytes of the copies of two panels
+        self.parts = f.offset(self.copies, 2 * self.copied)
+        self.line = f.shl("%ldc", 2)
+
+    def emit(self) -> None:
+        """All of it, a block of k after the other."""
+        self.f.loop(0, "%k", self.depth, [], self.some_steps)
+        amx.release(self.f)
+        self.f.ret()
+
+    def some_steps(self, k0: str, _: list[str]) -> None:
+        """A block of k: by four panels where that may be, then by two."""
+        f, of_b = self.f, self.of_b
+        k = f.min(self.depth, f.sub("%k", k0))
         steps, whole = f.lshr(f.add(k, TILE_STEP - 1), 5), f.lshr(k, 5)
         final, more = f.cmp("ge", f.add(k0, k), "%k"), f.cmp("gt", k0, 0)
         top, start = f.gep("%a", k0, "float"), f.gep("%b", f.shl(k0, 4), of_b.f32_scalar)
         left = f.and_(k, TILE_STEP - 1)
         rest = f.mul(whole, TILE_STEP * of_b.f32_step)
+        here = _BlockOfK(steps, whole, left, start, rest, more, final)
 
-        def panels_at(column: str | int, number: str | int) -> tuple[list[str], list[str], list[str]]:
-            """Two panels, the second again the first where there is none; their last steps; and their first ones."""
-            p0 = f.gep(start, f.mul(f.lshr(column, 4, "i64"), "%stride"), of_b.f32_scalar)
-            p1 = f.gep(p0, f.select(f.cmp("lt", f.add(column, 16, "i64"), "%columns"), "%stride", 0), of_b.f32_scalar)
-            own = f.offset(copies, f.mul(f.and_(number, 1, "i64"), copied))
+        now = self.panels_at(here, 0, 0)
+        self.begin(now, top, k)
+        in_fours = f.and_(f.xor(self.tall, 1), f.cmp("eq", left, 0))
+        fours = f.select(in_fours, f.and_("%columns", -2 * 16 * TOGETHER), 0)
+        pointers: list[Typed] = [("ptr", p) for p in (*now[0], *now[1])]
+        by_four, by_two = partial(self.four_panels, here), partial(self.two_panels, here)
+        state = f.loop(0, fours, 2 * 16 * TOGETHER, [("i64", 0), ("i64", 0), *pointers], by_four)
+        after: list[Typed] = [("i64", x) for x in state[:2]]
+        after += [("ptr", p) for p in state[2:]]
+        f.loop(fours, "%columns", 16 * TOGETHER, after, by_two)
 
-            def copy_both() -> None:
-                for j, p in enumerate((p0, p1)):
-                    f.call(copy, [f.offset(p, rest), left, f.offset(own, j * TILE_STEP * of_b.f32_step)])
+        def check_later(column: str, _: list[str]) -> None:
+            width, fits, c = self.square(column)
+            f.if_(fits, lambda: self.check_sums(column, width, c, self.line))
 
-            f.if_(f.cmp("ne", left, 0), copy_both)
-            last = [f.offset(own, j * TILE_STEP * of_b.f32_step) for j in range(TOGETHER)]
-            some = f.cmp("gt", whole, 0)
-            return [p0, p1], last, [f.select(some, p, q) for p, q in zip((p0, p1), last, strict=True)]
+        # not at once, when the products are still under way
+        f.if_(final, lambda: void(f.loop(0, "%columns", 16 * TOGETHER, [], check_later)))
 
-        now = panels_at(0, 0)
+    def panels_at(
+        self, here: _BlockOfK, column: str | int, number: str | int
+    ) -> tuple[list[str], list[str], list[str]]:
+        """Two panels, the second again the first where there is none; their last steps; and their first ones."""
+        f, of_b = self.f, self.of_b
+        p0 = f.gep(here.start, f.mul(f.lshr(column, 4, "i64"), "%stride"), of_b.f32_scalar)
+        p1 = f.gep(p0, f.select(f.cmp("lt", f.add(column, 16, "i64"), "%columns"), "%stride", 0), of_b.f32_scalar)
+        own = f.offset(self.copies, f.mul(f.and_(number, 1, "i64"), self.copied))
+
+        def copy_both() -> None:
+            for j, p in enumerate((p0, p1)):
+                f.call(self.copy, [f.offset(p, here.rest), here.left, f.offset(own, j * TILE_STEP * of_b.f32_step)])
+
+        f.if_(f.cmp("ne", here.left, 0), copy_both)
+        last = [f.offset(own, j * TILE_STEP * of_b.f32_step) for j in range(TOGETHER)]
+        some = f.cmp("gt", here.whole, 0)
+        return [p0, p1], last, [f.select(some, p, q) for p, q in zip((p0, p1), last, strict=True)]
+
+    def begin(self, now: tuple[list[str], list[str], list[str]], top: str, k: str) -> None:
+        """Fetches the first two panels, splits the rows of A from `top` on, and makes the parts of the first step."""
+        f = self.f
 
         def fetch_both(at: str, _: list[str]) -> None:
             for p in now[0]:
                 f.prefetch(f.offset(p, at))
 
-        f.loop(0, 2 * TILE_STEP * of_b.f32_step, 64, [], fetch_both)
-        split_args = [top, "%lda", "%rows", k, parts, high]
-        f.if_(tall, lambda: void(f.call(split_rows(2), split_args)), lambda: void(f.call(split_rows(1), split_args)))
-        f.call(first, [*now[2], ring, seen])
+        f.loop(0, 2 * TILE_STEP * self.of_b.f32_step, 64, [], fetch_both)
+        args = [top, "%lda", "%rows", k, self.parts, self.high]
+        f.if_(self.tall, lambda: void(f.call(split_rows(2), args)), lambda: void(f.call(split_rows(1), args)))
+        f.call(self.first, [*now[2], self.ring, self.seen])
 
-        def square(column: str) -> tuple[str, str, str]:
-            """The columns of a square, whether tiles store it in its place, and that."""
-            width = f.min(f.sub("%columns", column), 16 * TOGETHER)
-            fits = f.and_(f.cmp("eq", width, 16 * TOGETHER), f.cmp("eq", "%rows", stored))
-            return width, fits, f.gep("%c", column, "float")
+    def square(self, column: str) -> tuple[str, str, str]:
+        """The columns of a square, whether tiles store it in its place, and that."""
+        f = self.f
+        width = f.min(f.sub("%columns", column), 16 * TOGETHER)
+        fits = f.and_(f.cmp("eq", width, 16 * TOGETHER), f.cmp("eq", "%rows", self.stored))
+        return width, fits, f.gep("%c", column, "float")
 
-        def check_sums(column: str, width: str, target: str, step: str) -> None:
-            def again() -> None:
-                panel = f.gep("%b", f.mul(f.lshr(column, 4), "%stride"), of_b.f32_scalar)
-                f.call(anew, ["%a", "%lda", panel, "%stride", target, step, "%rows", width, "%k", sums])
+    def check_sums(self, column: str, width: str, target: str, step: str) -> None:
+        """Has sums at `target`, `step` bytes from row to row, done anew where tiles could not make them."""
+        f = self.f
 
-            f.if_(f.cmp("ne", f.call(check, [target, step, stored]), 0), again)
+        def again() -> None:
+            panel = f.gep("%b", f.mul(f.lshr(column, 4), "%stride"), self.of_b.f32_scalar)
+            f.call(self.anew, ["%a", "%lda", panel, "%stride", target, step, "%rows", width, "%k", self.sums])
 
-        def columns(column: str, state: list[str]) -> list[str]:
-            place, number, *pointers = state
-            panels, last = pointers[:TOGETHER], pointers[TOGETHER:]
-            width, fits, c = square(column)
-            following = f.add(column, 16 * TOGETHER)
-            coming = panels_at(f.select(f.cmp("lt", following, "%columns"), following, column), f.add(number, 1))
-            target, step = f.select(fits, c, spill, "ptr"), f.select(fits, line, LINE)
-            outside = f.xor(fits, 1)
-            f.if_(f.and_(outside, more), lambda: void(f.call(fetch, [c, "%ldc", spill, "%rows", width])))
-            add = f.cast("zext", more, "i64")
-            sizes = [place, steps, whole]
-            args = [parts, ring, *sizes, *panels, *last, *coming[2], target, step, add, seen, high]
-            f.if_(
-                tall,
-                lambda: void(f.call(_steps(2, of_b), args)),
-                lambda: void(f.call(_steps(1, of_b), args)),
-            )
-            f.call(poison, [seen, target, step, stored])
+        f.if_(f.cmp("ne", f.call(self.check, [target, step, self.stored]), 0), again)
 
-            f.if_(f.and_(final, outside), lambda: check_sums(column, width, target, step))
-            f.if_(outside, lambda: void(f.call(put, [c, "%ldc", spill, "%rows", width])))
-            place = f.xor(place, f.and_(steps, 1))
-            return [place, f.add(number, 1), *coming[0], *coming[1]]
+    def two_panels(self, here: _BlockOfK, column: str, state: list[str]) -> list[str]:
+        """Two panels; `state` is the place in the ring, the number of the pair, and pointers as of `panels_at`."""
+        f, of_b = self.f, self.of_b
+        place, number, *pointers = state
+        panels, last = pointers[:TOGETHER], pointers[TOGETHER:]
+        width, fits, c = self.square(column)
+        following = f.add(column, 16 * TOGETHER)
+        at = f.select(f.cmp("lt", following, "%columns"), following, column)
+        coming = self.panels_at(here, at, f.add(number, 1))
+        target, step = f.select(fits, c, self.spill, "ptr"), f.select(fits, self.line, LINE)
+        outside = f.xor(fits, 1)
+        f.if_(f.and_(outside, here.more), lambda: void(f.call(self.fetch, [c, "%ldc", self.spill, "%rows", width])))
+        add = f.cast("zext", here.more, "i64")
+        sizes = [place, here.steps, here.whole]
+        args = [self.parts, self.ring, *sizes, *panels, *last, *coming[2], target, step, add, self.seen, self.high]
+        f.if_(
+            self.tall,
+            lambda: void(f.call(_steps(2, of_b), args)),
+            lambda: void(f.call(_steps(1, of_b), args)),
+        )
+        f.call(self.poison, [self.seen, target, step, self.stored])
 
-        def four(column: str, state: list[str]) -> list[str]:
-            """Four panels, where there are as many and their last steps are whole."""
-            place, number, p0, p1 = state[:4]
-            following = f.add(column, 2 * 16 * TOGETHER)
-            coming = panels_at(f.select(f.cmp("lt", following, "%columns"), following, column), f.add(number, 1))
-            beyond = f.mul("%stride", TOGETHER)
-            panels = [p0, p1, *(f.gep(p, beyond, of_b.f32_scalar) for p in (p0, p1))]
-            then = [*coming[2], *(f.gep(p, beyond, of_b.f32_scalar) for p in coming[2])]
-            add = f.cast("zext", more, "i64")
-            c = f.gep("%c", column, "float")
-            f.call(_steps_of_four(of_b), [parts, ring, place, steps, *panels, *then, c, line, add, seen])
-            for half in range(2):
-                own = f.offset(seen, half * 2 * TOGETHER * 64)
-                f.call(poison, [own, f.offset(c, half * LINE), line, stored])
-            return [place, f.add(number, 1), *coming[0], *coming[1]]
+        f.if_(f.and_(here.final, outside), lambda: self.check_sums(column, width, target, step))
+        f.if_(outside, lambda: void(f.call(self.put, [c, "%ldc", self.spill, "%rows", width])))
+        place = f.xor(place, f.and_(here.steps, 1))
+        return [place, f.add(number, 1), *coming[0], *coming[1]]
 
-        in_fours = f.and_(f.xor(tall, 1), f.cmp("eq", left, 0))
-        fours = f.select(in_fours, f.and_("%columns", -2 * 16 * TOGETHER), 0)
-        pointers: list[Typed] = [("ptr", p) for p in (*now[0], *now[1])]
-        state = f.loop(0, fours, 2 * 16 * TOGETHER, [("i64", 0), ("i64", 0), *pointers], four)
-        after: list[Typed] = [("i64", x) for x in state[:2]]
-        after += [("ptr", p) for p in state[2:]]
-        f.loop(fours, "%columns", 16 * TOGETHER, after, columns)
-
-        def check_later(column: str, _: list[str]) -> None:
-            width, fits, c = square(column)
-            f.if_(fits, lambda: check_sums(column, width, c, line))
-
-        # not at once, when the products are still under way
-        f.if_(final, lambda: void(f.loop(0, "%columns", 16 * TOGETHER, [], check_later)))
-
-    f.loop(0, "%k", depth, [], some_steps)
-    amx.release(f)
-    f.ret()
-    return f
+    def four_panels(self, here: _BlockOfK, column: str, state: list[str]) -> list[str]:
+        """Four panels, where there are as many and their last steps are whole; `state` is that of `two_panels`."""
+        f, of_b = self.f, self.of_b
+        place, number, p0, p1 = state[:4]
+        following = f.add(column, 2 * 16 * TOGETHER)
+        at = f.select(f.cmp("lt", following, "%columns"), following, column)
+        coming = self.panels_at(here, at, f.add(number, 1))
+        beyond = f.mul("%stride", TOGETHER)
+        panels = [p0, p1, *(f.gep(p, beyond, of_b.f32_scalar) for p in (p0, p1))]
+        then = [*coming[2], *(f.gep(p, beyond, of_b.f32_scalar) for p in coming[2])]
+        add = f.cast("zext", here.more, "i64")
+        c = f.gep("%c", column, "float")
+        args = [self.parts, self.ring, place, here.steps, *panels, *then, c, self.line, add, self.seen]
+        f.call(_steps_of_four(of_b), args)
+        for half in range(2):
+            own = f.offset(self.seen, half * 2 * TOGETHER * 64)
+            f.call(self.poison, [own, f.offset(c, half * LINE), self.line, self.stored])
+        return [place, f.add(number, 1), *coming[0], *coming[1]]
 
 
 def _step_bytes(of_b: PanelFormat) -> int:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlx.backends.cpu.gemm.int8_ends import Finish, finishing, rows_of_bytes, starting
-from rlx.backends.cpu.gemm.panels.int8_layout import HEAD, WIDTH, EndArguments, dot
+from rlx.backends.cpu.gemm.panels.int8_layout import HEAD, WIDTH, EndArguments
 from rlx.backends.cpu.llvm import amx
 from rlx.backends.cpu.llvm.builder import Function, arguments_of, size_of, void
+from rlx.backends.cpu.llvm.x86 import add_fours
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ class _End:
         def one(i: str, _: list[str]) -> None:
             at = f.mul(f.cast("zext", f.load("i32", f.gep(more, i, "i32")), "i64"), 4)
             w = f.load(V, f.offset(fours, f.mul(i, 64)))
-            excess = dot(f, "zeroinitializer", offset, w, V) if signed else ""
+            excess = add_fours(f, "zeroinitializer", offset, w, V) if signed else ""
 
             def add(r: str, _: list[str]) -> None:
                 x = f.splat(f.load("i32", f.offset(f.offset(a, f.mul(r, "%lda")), at), align=1), 16)
@@ -205,7 +206,7 @@ class _End:
                 total = f.load(V, place, align=64)
                 if signed:
                     x, total = f.xor(x, offset, V), f.sub(total, excess)
-                f.store(dot(f, total, x, w, V), place, align=64)
+                f.store(add_fours(f, total, x, w, V), place, align=64)
 
             f.loop(0, amx.ROWS, 1, [], add)
 

@@ -40,7 +40,7 @@ from rlx.backends.cpu.schedule.matmul import ProductParts
 from rlx.ir.shape import Shape, Size
 from rlx.records import dataclass
 
-__all__ = ["Chunk", "Product", "ProductArguments", "batch_indices", "chunk_of", "dot", "row_parts"]
+__all__ = ["Chunk", "Product", "ProductArguments", "batch_indices", "chunk_of", "place_of", "row_parts"]
 
 
 class ProductArguments(Arguments):
@@ -146,7 +146,7 @@ def batch_indices(f: Function, table: ArgumentTable, number: str, extents: Shape
     return [number, *out] if extents else []
 
 
-def dot(f: Function, table: ArgumentTable, at: list[str], strides: list[Size]) -> str:
+def place_of(f: Function, table: ArgumentTable, at: list[str], strides: list[Size]) -> str:
     """The sum of indices times strides."""
     total = "0"
     for i, stride in zip(at, strides, strict=True):

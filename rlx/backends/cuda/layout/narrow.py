@@ -8,19 +8,21 @@ inputs by a kernel of their own where a product is large.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rlx.backends.cuda.text.products import multiplied_as, operands
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Size, exact_div, numel, upper
-from rlx.kernels.expr import Acc, Cast, Expr, Load, loads, walk
-from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
+from rlx.kernels.expr import Acc, Cast, Load, const, loads, walk
+from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
 from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.records import replace
 
 __all__ = ["store_narrow"]
 
+NONE = const(0.0, DTYPES["f32"])  # in the place of an operand
 LARGE = 1 << 24  # pairs that a product multiplies, from which on an input is rounded before
 
 
@@ -64,14 +66,13 @@ class Found:
                 self.wide.add(b.base)
 
     def take(self, kernel: Kernel) -> None:
-        own = {id(e) for e in narrow_operands(kernel, self.to)}
+        own = narrow_operands(kernel, self.to)
         large = pairs(kernel) >= LARGE
-        for e in kernel.expressions():
-            if id(e) in own:
-                root = next(loads(e)).source.base
-                self.narrow[root] = self.narrow.get(root, False) or large
-            else:
-                self.others.update(x.source.base for x in loads(e))
+        for e in own.values():
+            root = e.source.base
+            self.narrow[root] = self.narrow.get(root, False) or large
+        rest = with_operands(kernel, dict.fromkeys(own, NONE))
+        self.others.update(x.source.base for e in rest.expressions() for x in loads(e))
         self.others.update(b.base for b in kernel.operands)
         self.wide.update(b.base for b in kernel.results)
         if kernel.mark is not None and kernel.mark.test is not None:
@@ -99,14 +100,21 @@ def weights_ahead(kernel: Kernel, program: Program, to: DType) -> None:
     kernel.anchor = replace(anchor, w=Load(made, at, to))
 
 
-def narrow_operands(kernel: Kernel, to: DType) -> Iterator[Expr]:
-    """The operands of a kernel that are f32 in memory and multiplied in 16 bits."""
+def narrow_operands(kernel: Kernel, to: DType) -> dict[str, Load]:
+    """The operands of an anchor that are f32 in memory and multiplied in 16 bits, by the names of its fields."""
     acc = next((x.dtype for s in kernel.stores for x in walk(s.expr) if isinstance(x, Acc)), None)
     if kernel.anchor is None or acc is None or multiplied_as(kernel.anchor, acc, to.name) is not to:
-        return
-    for e in operands(kernel.anchor):
-        if isinstance(e, Load) and e.dtype.name == "f32" and isinstance(e.source, Buffer):
-            yield e
+        return {}
+    return {
+        name: e
+        for name, e in operands(kernel.anchor).items()
+        if isinstance(e, Load) and e.dtype.name == "f32" and isinstance(e.source, Buffer)
+    }
+
+
+def with_operands(kernel: Kernel, changed: Mapping[str, Any]) -> Kernel:
+    """The kernel with other operands of its anchor, by the names of its fields."""
+    return replace(kernel, anchor=replace(kernel.anchor, **changed)) if kernel.anchor and changed else kernel
 
 
 def pairs(kernel: Kernel) -> int:
@@ -145,25 +153,9 @@ def rewritten(kernel: Kernel, made: Mapping[Buffer, Buffer], only: set[Buffer], 
             continue
         narrow = Store(view_of(store.buffer, made[root]), store.extents, store.index, Cast(store.expr, to))
         stores += [narrow] if root in only else [store, narrow]
-    mine = {id(e) for e in narrow_operands(kernel, to)}
-
-    def turned(e: Expr) -> Expr:
-        if id(e) not in mine:
-            return e
-        assert isinstance(e, Load)
-        root = made.get(e.source.base)
-        return e if root is None else replace(e, source=view_of(e.source, root), dtype=to)
-
-    anchor = None if kernel.anchor is None else with_operands(kernel.anchor, turned)
-    return replace(kernel, stores=tuple(stores), anchor=anchor)
-
-
-def with_operands(anchor: Anchor, fn: Callable[[Expr], Expr]) -> Anchor:
-    """The anchor with other operands."""
-    match anchor:
-        case Contract(a=a, b=b):
-            return replace(anchor, a=fn(a), b=fn(b))
-        case Conv(x=x, w=w):
-            return replace(anchor, x=fn(x), w=fn(w))
-        case Attention(q=q, k=k, v=v):
-            return replace(anchor, q=fn(q), k=fn(k), v=fn(v))
+    changed = {
+        name: replace(e, source=view_of(e.source, made[e.source.base]), dtype=to)
+        for name, e in narrow_operands(kernel, to).items()
+        if e.source.base in made
+    }
+    return with_operands(replace(kernel, stores=tuple(stores)), changed)

@@ -56,7 +56,7 @@ def is_suited(anchor: Attention) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class RowBlocks:
     """How many blocks a launch has: one for some rows of a head."""
 
     entries: Shape
@@ -184,7 +184,7 @@ class Printer:
 
     def finished(self, body: list[str]) -> Text:
         batch, heads, rows, _ = self.anchor.q_shape
-        threads = Threads(Blocks((batch, heads), rows, self.rows), Fixed(self.threads))
+        threads = Threads(RowBlocks((batch, heads), rows, self.rows), Fixed(self.threads))
         return function_text(
             self.emitter, body, threads, most=self.threads, alone=True, overlaps=isinstance(self, Tensor)
         )

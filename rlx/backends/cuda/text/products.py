@@ -84,21 +84,21 @@ def multiplied_as(anchor: Contract | Conv | Attention, acc: DType, precision: st
     """The type of 16 bits that tensor cores multiply, None where operands keep more bits."""
     if acc.name != "f32" or (not isinstance(anchor, Attention) and anchor.zero is not None):
         return None
-    types = {e.dtype.name for e in operands(anchor)}
+    types = {e.dtype.name for e in operands(anchor).values()}
     if len(types) == 1 and types <= {"f16", "bf16"}:
         return DTYPES[next(iter(types))]
     return DTYPES[precision] if precision in ("f16", "bf16") and types <= {"f32", precision} else None
 
 
-def operands(anchor: Anchor) -> tuple[Expr, ...]:
-    """What an anchor multiplies."""
+def operands(anchor: Anchor) -> dict[str, Expr]:
+    """What an anchor multiplies, by the names of its fields."""
     match anchor:
         case Contract(a=a, b=b):
-            return a, b
+            return {"a": a, "b": b}
         case Conv(x=x, w=w):
-            return x, w
+            return {"x": x, "w": w}
         case Attention(q=q, k=k, v=v):
-            return q, k, v
+            return {"q": q, "k": k, "v": v}
 
 
 def contraction(store: Store, anchor: Contract, acc: DType) -> Product:

@@ -33,7 +33,7 @@ F32 = DTYPES["f32"]
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class ColumnBlocks:
     """How many blocks a launch has: one for so many columns."""
 
     batch: Shape
@@ -103,7 +103,7 @@ class Printer:
             *own,
         ]
         batch = tuple(size for _, size in product.batch)
-        threads = Threads(Blocks(batch, product.n, self.columns), Fixed(THREADS))
+        threads = Threads(ColumnBlocks(batch, product.n, self.columns), Fixed(THREADS))
         return function_text(emitter, body, threads, most=THREADS, alone=True)
 
     # ---- operands

@@ -131,7 +131,7 @@ TILES = (
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class TileBlocks:
     """How many blocks a launch has."""
 
     batch: Shape
@@ -227,7 +227,7 @@ class Printer:
         body = [*self.begin(), *self.base.lines]
         body += self.in_turns(where, element) if tile.turns else self.at_once(where, element)
         batch = tuple(size for _, size in product.batch)
-        threads = Threads(Blocks(batch, product.m, product.n, tile, self.target.processors), Fixed(tile.threads))
+        threads = Threads(TileBlocks(batch, product.m, product.n, tile, self.target.processors), Fixed(tile.threads))
         special = Special(maps, tile.shared, tile.split, self.helpers())
         return function_text(emitter, body, threads, most=tile.threads, alone=True, special=special)
 
@@ -358,13 +358,7 @@ class Printer:
         body += [
             "RLX_WAIT;",
             "for (int k = first; k < last; ++k) {",
-            "const u32 bar = full + 8 * s;",
-            *([f"if (k - first < ahead) {{ {' '.join(self.copies('k', 'a'))} }} else {{"] if early else []),
-            "bar_wait(empty + 8 * s, ph ^ 1);",
-            f"bar_expect(bar, {t.stage});",
-            *self.copies("k"),
-            *(["}"] if early else []),
-            f"if (++s == {t.stages}) {{ s = 0; ph ^= 1; }}",
+            *self.next_stage(early=early),
             "}",
             "}",
             "} else {",
@@ -382,6 +376,14 @@ class Printer:
             body += ["cluster_sync();", f"if (team < {t.groups}) {{", "RLX_WAIT;", *self.share(element), "}"]
             body += ["cluster_sync();"]
         return body
+
+    def next_stage(self, *, early: bool = False) -> list[str]:
+        """Has the operands of step k copied to stage s once its readers are done; with `early` some of B are there."""
+        t = self.tile
+        copied = ["bar_wait(empty + 8 * s, ph ^ 1);", f"bar_expect(bar, {t.stage});", *self.copies("k")]
+        if early:
+            copied = [f"if (k - first < ahead) {{ {' '.join(self.copies('k', 'a'))} }} else {{", *copied, "}"]
+        return ["const u32 bar = full + 8 * s;", *copied, f"if (++s == {t.stages}) {{ s = 0; ph ^= 1; }}"]
 
     def share(self, element: Sequence[str], block: str = "0", first: str = "0") -> list[str]:
         """The loop over four elements at a time of what lies in shared memory, by the threads of a group."""
@@ -435,11 +437,7 @@ class Printer:
             "for (int number = blockIdx.x; number < tiles; number += gridDim.x) {",
             *where,
             "for (int k = 0; k < steps; ++k) {",
-            "const u32 bar = full + 8 * s;",
-            "bar_wait(empty + 8 * s, ph ^ 1);",
-            f"bar_expect(bar, {t.stage});",
-            *self.copies("k"),
-            f"if (++s == {t.stages}) {{ s = 0; ph ^= 1; }}",
+            *self.next_stage(),
             "}",
             "}",
             "}",

@@ -1,7 +1,7 @@
 """What a panel format is: how panels hold the elements of B, how B gets there, and how registers get numbers of it.
 
 A format is a file in this folder and an entry in the list of `kernels/matmul/strategies.py`: docs/adding-a-strategy.md
-adds one.
+adds one. What it does not say itself is as here: `PanelFormat` is a format as well.
 """
 
 from __future__ import annotations

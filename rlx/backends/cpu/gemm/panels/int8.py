@@ -15,10 +15,11 @@ from rlx.backends.cpu.gemm import amx_int8
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.int8_ends import Int8Ends
 from rlx.backends.cpu.gemm.panels.format import Ends, PanelFormat
-from rlx.backends.cpu.gemm.panels.int8_layout import DEPTH, HEAD, WIDTH, Instructions, dot, pair_sums
+from rlx.backends.cpu.gemm.panels.int8_layout import DEPTH, HEAD, WIDTH, Instructions
 from rlx.backends.cpu.gemm.tile import Tile, tile_of
 from rlx.backends.cpu.llvm import amx
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec, void
+from rlx.backends.cpu.llvm.x86 import add_fours, byte_pair_sums, pair_sums
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
@@ -77,7 +78,7 @@ class Int8(PanelFormat):
         if self.by.dots:
             return self.add_four(f, a, b, total)
         fours = [[f.shuffle(x, None, list(range(32 * i, 32 * i + 32))) for x in (a, b)] for i in range(2)]
-        low, high = (pairs(f, *four) for four in fours)  # panels hold weights whose sums fit in 16 bits
+        low, high = (byte_pair_sums(f, *four) for four in fours)  # panels hold weights whose sums fit in 16 bits
         return f.add(total, pair_sums(f, f.add(low, high), constant(1, SHORTS)))
 
     def four(self, f: Function, p: str) -> str:
@@ -89,8 +90,8 @@ class Int8(PanelFormat):
     def add_four(self, f: Function, a: str, b: str, total: str) -> str:
         """`total` plus the products of fours."""
         if self.by.dots:
-            return dot(f, total, a, b, vec("i32", self.by.lanes))
-        return f.add(total, pair_sums(f, pairs(f, a, b), constant(1, SHORTS)))
+            return add_fours(f, total, a, b, vec("i32", self.by.lanes))
+        return f.add(total, pair_sums(f, byte_pair_sums(f, a, b), constant(1, SHORTS)))
 
     def ends(self, f: Function, tile: Tile, rows: int, vectors: int) -> Ends:
         return Int8Ends(f, self, tile, rows, vectors)
@@ -107,12 +108,6 @@ class Int8(PanelFormat):
         f.if_(enough, lambda: void(f.call(tiles, given)), lambda: void(f.call(vectors, given)))
         f.ret()
         return Routine(f.name, Module([f]).text())
-
-
-def pairs(f: Function, x: str, y: str) -> str:
-    """u8 times i8, neighbours added up in i16, with AVX2."""
-    f.declare("llvm.x86.avx2.pmadd.ub.sw", SHORTS, [BYTES, BYTES])
-    return f.op(f"call {SHORTS} @llvm.x86.avx2.pmadd.ub.sw({BYTES} {x}, {BYTES} {y})", SHORTS)
 
 
 format_of = cache(Int8)  # one for each kind, so that their routines are made once

@@ -19,15 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu.llvm.builder import Function, width
+from rlx.backends.cpu.llvm.builder import Function
 from rlx.backends.cpu.schedule.arguments import Address, Arguments, Number
 from rlx.backends.cpu.target import Target
 from rlx.ir.shape import Size, ceildiv
 from rlx.records import dataclass
 
 __all__ = [
-    "DEPTH", "HEAD", "WIDTH", "EndArguments", "FinishArguments", "Instructions", "available", "dot", "further",
-    "instructions", "pack_panel", "pair_sums", "panel_bytes", "places_bytes", "spare_bytes",
+    "DEPTH", "HEAD", "WIDTH", "EndArguments", "FinishArguments", "Instructions", "available", "further",
+    "instructions", "pack_panel", "panel_bytes", "places_bytes", "spare_bytes",
 ]  # fmt: skip
 
 WIDTH = 16  # columns of a panel
@@ -112,21 +112,6 @@ def places_bytes(depth: Size, narrow: bool, target: Target) -> Size:
     return _aligned(ceildiv(depth, DEPTH) * further(narrow, target) * 4)
 
 
-def dot(f: Function, total: str, x: str, y: str, v: str) -> str:
-    """`total`, a vector of i32, plus products of fours of bytes, u8 times i8."""
-    name = f"llvm.x86.avx512.vpdpbusd.{32 * width(v)}"
-    f.declare(name, v, [v, v, v])
-    x, y = (f.cast("bitcast", value, v) for value in (x, y))
-    return f.op(f"call {v} @{name}({v} {total}, {v} {x}, {v} {y})", v)
-
-
-def pair_sums(f: Function, x: str, y: str) -> str:
-    """Products of 16 pairs of i16, neighbours added up in i32, with AVX2."""
-    v, shorts = "<8 x i32>", "<16 x i16>"
-    f.declare("llvm.x86.avx2.pmadd.wd", v, [shorts, shorts])
-    return f.op(f"call {v} @llvm.x86.avx2.pmadd.wd({shorts} {x}, {shorts} {y})", v)
-
-
 def pack_panel(
     f: Function,
     target: Target,
@@ -136,25 +121,117 @@ def pack_panel(
     places: str,
     element: Callable[[str, str], str],
 ) -> None:
-    """Emits the packing of one panel at `out`, its further fours at `place`; `element(k, column)` gives an i32."""
-    dots = instructions(target).dots
-    sums, rest = f.alloca("i32", WIDTH), f.alloca("i32", DEPTH * WIDTH)
-    main = f.offset(out, HEAD)
-    fours = f.offset(place, places)
+    """Emits the packing of one panel at `out`, of so many times 8 rows; `element(k, column)` gives an i32.
 
-    def at(e: str | int, lane: str) -> str:
-        return f.gep(rest, f.add(f.mul(e, WIDTH, "i64"), lane, "i64"), "i32")
+    Its further fours go to `place`: first their places, which take `places` bytes.
+    """
+    _Panel(f, target, out, place, places).emit(octets, element)
 
-    def take(four: int | str, pair: int, lane: str, four_at: str, values: list[str]) -> None:
+
+class _Panel:
+    """The packing of one panel.
+
+    Eight rows of its weights, an octet, are written to `rest`. The panel takes of each as much as sums of products have
+    room for, further fours take more until `rest` is zeros.
+    """
+
+    def __init__(self, f: Function, target: Target, out: str, place: str, places: str) -> None:
+        self.f, self.out, self.place = f, out, place
+        self.dots = instructions(target).dots
+        self.sums, self.rest = f.alloca("i32", WIDTH), f.alloca("i32", DEPTH * WIDTH)
+        self.main = f.offset(out, HEAD)
+        self.fours = f.offset(place, places)
+
+    def emit(self, octets: str, element: Callable[[str, str], str]) -> None:
+        """All of it; what is stored last are the number of further fours, and the sums of columns."""
+        f, sums = self.f, self.sums
+        self.loop(WIDTH, lambda lane: f.store(0, f.gep(sums, lane, "i32"), ty="i32"))
+
+        def octet(o: str, state: list[str]) -> list[str]:
+            self.fill(o, element)
+            self.loop(WIDTH, lambda lane: self.main_fours(o, lane))
+            count = state[0]
+            for four in range(2):
+                count = self.further_fours(o, four, count)
+            return [count]
+
+        count = f.loop(0, octets, 1, [("i64", 0)], octet)[0]
+        f.store(count, f.offset(self.out, 64))
+        self.loop(WIDTH, lambda lane: f.store(f.load("i32", f.gep(sums, lane, "i32")), f.gep(self.out, lane, "i32")))
+
+    def fill(self, o: str, element: Callable[[str, str], str]) -> None:
+        """Writes octet `o` to `rest`, and adds it to the sums of columns."""
+        f = self.f
+
+        def one(e: str, lane: str) -> None:
+            value = element(f.add(f.mul(o, DEPTH), e), lane)
+            value = f.max(f.min(value, 255, "i32"), -255, "i32")  # there is room for the rest of no more
+            f.store(value, self.at(e, lane), ty="i32")
+            total = f.gep(self.sums, lane, "i32")
+            f.store(f.add(f.load("i32", total), value, "i32"), total)
+
+        self.loop(DEPTH, lambda e: self.loop(WIDTH, lambda lane: one(e, lane)))
+
+    def main_fours(self, o: str, lane: str) -> None:
+        """Moves what the panel takes of a column's octet, two fours: a pair of each at a time."""
+        f = self.f
+        for pair in range(2):
+            values = [f.load("i32", self.at(e, lane)) for e in (2 * pair, 2 * pair + 1, 4 + 2 * pair, 5 + 2 * pair)]
+            all_fit, two_fit = self.fits(values), self.fits(values[:2])
+            first = f.offset(self.main, f.mul(o, 128))
+            self.take(0, pair, lane, first, self.part_of(values[:2], two_fit))
+            if self.dots:
+                others = self.part_of(values[2:], all_fit)
+            else:
+                others = [f.select(all_fit, v, 0, "i32") for v in values[2:]]
+            self.take(1, pair, lane, f.offset(first, 64), others)
+
+    def further_fours(self, o: str, four: int, count: str) -> str:
+        """Moves what is left of one four of the octet to further fours; how many there are then, `count` before."""
+        f = self.f
+
+        def any_left(_: list[str]) -> str:
+            def more(i: str, state: list[str]) -> list[str]:
+                return [f.or_(state[0], f.load("i32", f.gep(self.rest, f.add(i, four * 4 * WIDTH), "i32")))]
+
+            return f.cmp("ne", f.loop(0, 4 * WIDTH, 1, [("i32", 0)], more)[0], 0)
+
+        def again(state: list[str]) -> list[str]:
+            number = state[0]
+            where = f.cast("trunc", f.add(f.mul(o, 2), four), "i32")
+            f.store(where, f.gep(self.place, number, "i32"))
+            own = f.offset(self.fours, f.mul(number, 64))
+
+            def one(lane: str) -> None:
+                for pair in range(2):
+                    values = [f.load("i32", self.at(4 * four + 2 * pair + j, lane)) for j in range(2)]
+                    self.take(four, pair, lane, own, self.part_of(values, self.fits(values)))
+
+            self.loop(WIDTH, one)
+            return [f.add(number, 1)]
+
+        return f.while_([("i64", count)], any_left, again)[0]
+
+    def loop(self, count: str | int, body: Callable[[str], None]) -> None:
+        self.f.loop(0, count, 1, [], lambda i, _: body(i))
+
+    def at(self, e: str | int, lane: str) -> str:
+        """The address of what is left of row `e` of the octet."""
+        f = self.f
+        return f.gep(self.rest, f.add(f.mul(e, WIDTH, "i64"), lane, "i64"), "i32")
+
+    def take(self, four: int, pair: int, lane: str, four_at: str, values: list[str]) -> None:
         """Moves two values from the rest to the panel."""
+        f = self.f
         for j, value in enumerate(values):
             f.store(f.cast("trunc", value, "i8"), f.offset(four_at, f.add(f.mul(lane, 4), 2 * pair + j)))
-            p = at(f.add(f.mul(four, 4, "i64"), 2 * pair + j), lane)
+            p = self.at(f.add(f.mul(four, 4, "i64"), 2 * pair + j), lane)
             f.store(f.sub(f.load("i32", p), value), p)
 
-    def fits(values: list[str]) -> str:
+    def fits(self, values: list[str]) -> str:
         """Whether their products with bytes add up within 16 bits, where that is asked for."""
-        if dots:
+        f = self.f
+        if self.dots:
             return "true"
         good = "true"
         total = ["0", "0"]
@@ -164,63 +241,10 @@ def pack_panel(
         good = f.and_(good, f.cmp("le", total[0], PAIR, "i32"), "i1")
         return f.and_(good, f.cmp("ge", total[1], -PAIR, "i32"), "i1")
 
-    def part_of(values: list[str], whole: str) -> list[str]:
-        if dots:
+    def part_of(self, values: list[str], whole: str) -> list[str]:
+        """What the panel takes of two values; `whole`: all, since they fit."""
+        f = self.f
+        if self.dots:
             return [f.max(f.min(v, 127, "i32"), -128, "i32") for v in values]
         half = PAIR // 2
         return [f.select(whole, v, f.max(f.min(v, half, "i32"), -half, "i32"), "i32") for v in values]
-
-    def loop(count: str | int, body: Callable[[str], None]) -> None:
-        f.loop(0, count, 1, [], lambda i, _: body(i))
-
-    def octet(o: str, count: str) -> str:
-        def fill(e: str) -> None:
-            def one(lane: str) -> None:
-                value = element(f.add(f.mul(o, DEPTH), e), lane)
-                value = f.max(f.min(value, 255, "i32"), -255, "i32")  # there is room for the rest of no more
-                f.store(value, at(e, lane), ty="i32")
-                total = f.gep(sums, lane, "i32")
-                f.store(f.add(f.load("i32", total), value, "i32"), total)
-
-            loop(WIDTH, one)
-
-        def plain(lane: str) -> None:
-            for pair in range(2):
-                values = [f.load("i32", at(e, lane)) for e in (2 * pair, 2 * pair + 1, 4 + 2 * pair, 5 + 2 * pair)]
-                all_fit, two_fit = fits(values), fits(values[:2])
-                first = f.offset(main, f.mul(o, 128))
-                take(0, pair, lane, first, part_of(values[:2], two_fit))
-                others = part_of(values[2:], all_fit) if dots else [f.select(all_fit, v, 0, "i32") for v in values[2:]]
-                take(1, pair, lane, f.offset(first, 64), others)
-
-        loop(DEPTH, fill)
-        loop(WIDTH, plain)
-        for four in range(2):
-
-            def any_left(_: list[str], four: int = four) -> str:
-                def more(i: str, state: list[str]) -> list[str]:
-                    return [f.or_(state[0], f.load("i32", f.gep(rest, f.add(i, four * 4 * WIDTH), "i32")))]
-
-                return f.cmp("ne", f.loop(0, 4 * WIDTH, 1, [("i32", 0)], more)[0], 0)
-
-            def again(state: list[str], four: int = four) -> list[str]:
-                number = state[0]
-                where = f.cast("trunc", f.add(f.mul(o, 2), four), "i32")
-                f.store(where, f.gep(place, number, "i32"))
-                own = f.offset(fours, f.mul(number, 64))
-
-                def one(lane: str) -> None:
-                    for pair in range(2):
-                        values = [f.load("i32", at(4 * four + 2 * pair + j, lane)) for j in range(2)]
-                        take(four, pair, lane, own, part_of(values, fits(values)))
-
-                loop(WIDTH, one)
-                return [f.add(number, 1)]
-
-            count = f.while_([("i64", count)], any_left, again)[0]
-        return count
-
-    loop(WIDTH, lambda lane: f.store(0, f.gep(sums, lane, "i32"), ty="i32"))
-    count = f.loop(0, octets, 1, [("i64", 0)], lambda o, state: [octet(o, state[0])])[0]
-    f.store(count, f.offset(out, 64))
-    loop(WIDTH, lambda lane: f.store(f.load("i32", f.gep(sums, lane, "i32")), f.gep(out, lane, "i32")))

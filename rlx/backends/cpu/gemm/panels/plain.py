@@ -1,4 +1,7 @@
-"""Panels of elements of f32 or f64 as they are: 64 bytes wide, each laid out [K][width] and padded with zeros."""
+"""Panels of elements of f32 or f64 as they are: 64 bytes wide, each laid out [K][width] and padded with zeros.
+
+This file packs them; `gemm.kernel` multiplies by them.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,6 @@ from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.accumulators import Accumulators, Matrix
 from rlx.backends.cpu.gemm.panels import blocks, q8_rows
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
-from rlx.backends.cpu.gemm.panels.int8_layout import dot
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, is_whole, rows_in_place
 from rlx.backends.cpu.gemm.panels.q8_codes import (
     BYTES,
@@ -35,7 +34,8 @@ from rlx.backends.cpu.gemm.panels.q8_codes import (
 from rlx.backends.cpu.gemm.panels.q8_rows import ROW_SCALE, SCALED_SUMS, SUMS
 from rlx.backends.cpu.gemm.panels.rounded_rows import RECORD
 from rlx.backends.cpu.gemm.tile import OPERANDS, Tile
-from rlx.backends.cpu.llvm.builder import Function, Module, Operand, constant, vec, void, width
+from rlx.backends.cpu.llvm.builder import Function, Module, Operand, constant, vec, void
+from rlx.backends.cpu.llvm.x86 import add_fours, byte_pair_sums, pair_sums
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.schedule.matmul import MatmulSchedule
 from rlx.backends.cpu.strategy import Setting
@@ -84,25 +84,14 @@ class _Fours(PanelFormat):
         v, lanes, target = tile.vector, tile.lanes, tile.target
         wide = target.has("avx512vnni") and target.has("avx512vl")
         if (wide and lanes == 16) or (lanes == 8 and (wide or target.has("avxvnni"))):
-            return dot(f, total, b, a, v)
+            return add_fours(f, total, b, a, v)
         shorts, octets = vec("i16", 2 * lanes), vec("i8", 4 * lanes)
         if self.most <= PAIR_LIMIT:
-            name = f"llvm.x86.{'avx512.pmaddubs.w.512' if lanes == 16 else 'avx2.pmadd.ub.sw'}"
-            f.declare(name, shorts, [octets, octets])
             x, y = f.cast("bitcast", a, octets), f.cast("bitcast", b, octets)
-            pairs = f.op(f"call {shorts} @{name}({octets} {y}, {octets} {x})", shorts)
-            return f.add(total, _pair_sums(f, v, pairs, constant(1, shorts)))
+            return f.add(total, pair_sums(f, byte_pair_sums(f, y, x), constant(1, shorts)))
         x, y = f.cast("bitcast", a, shorts), f.cast("bitcast", b, shorts)
-        total = f.add(total, _pair_sums(f, v, f.ashr(f.shl(x, 8), 8), f.and_(y, 255)))
-        return f.add(total, _pair_sums(f, v, f.ashr(x, 8), f.lshr(y, 8)))
-
-
-def _pair_sums(f: Function, v: str, x: str, y: str) -> str:
-    """Products of pairs of i16, each two added up, as a vector `v` of i32."""
-    shorts = vec("i16", 2 * width(v))
-    name = f"llvm.x86.{'avx512.pmaddw.d.512' if width(v) == COLUMNS else 'avx2.pmadd.wd'}"
-    f.declare(name, v, [shorts, shorts])
-    return f.op(f"call {v} @{name}({shorts} {x}, {shorts} {y})", v)
+        total = f.add(total, pair_sums(f, f.ashr(f.shl(x, 8), 8), f.and_(y, 255)))
+        return f.add(total, pair_sums(f, f.ashr(x, 8), f.lshr(y, 8)))
 
 
 class Q8Format(PanelFormat, ABC):

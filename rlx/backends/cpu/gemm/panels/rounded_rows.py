@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu.gemm.chunk import batch_indices, dot
+from rlx.backends.cpu.gemm.chunk import batch_indices, place_of
 from rlx.backends.cpu.gemm.kernel import kernel_function
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, extents_of
 from rlx.backends.cpu.llvm.builder import Function, Module, vec
@@ -108,7 +108,7 @@ class Rounding(Step):
         )
 
         def matrix_at(f: Function, number: str) -> str:
-            return dot(f, table, batch_indices(f, table, number, extents), [index.coefs.get(v, 0) for v in batch])
+            return place_of(f, table, batch_indices(f, table, number, extents), [index.coefs.get(v, 0) for v in batch])
 
         symbol, ir = name_kernel(_rows(target.lanes, matrix_at, self.record).text())
         return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"))

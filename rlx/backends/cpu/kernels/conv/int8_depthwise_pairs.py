@@ -13,6 +13,7 @@ from rlx.backends.cpu.gemm import int8_ends
 from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
 from rlx.backends.cpu.kernels.conv.int8_depthwise_loops import Body, Pixels
 from rlx.backends.cpu.llvm.builder import Function, vec
+from rlx.backends.cpu.llvm.x86 import pair_sums
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import Shape
 from rlx.kernels.expr import Cast, Expr, Select, const, guarded, size_expr
@@ -94,7 +95,7 @@ class Pairs(Body):
                     for r, j in users:
                         place = ((j * pairs + pair) * 2 + half) * 32
                         weight = f.load(SHORTS, f.offset(weights, place), align=2)
-                        totals[r][half] = f.add(totals[r][half], int8_panels.pair_sums(f, mixed, weight))
+                        totals[r][half] = f.add(totals[r][half], pair_sums(f, mixed, weight))
         return totals
 
     def put(self, pixels: Pixels, c: str, sums: list[list[str]]) -> None:

@@ -14,6 +14,7 @@ from rlx.backends.cpu.gemm import int8_ends
 from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
 from rlx.backends.cpu.kernels.conv.int8_depthwise_loops import Body, Pixels
 from rlx.backends.cpu.llvm.builder import Function, vec
+from rlx.backends.cpu.llvm.x86 import add_fours
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
 from rlx.kernels.expr import Expr, Select, const, guarded, size_expr
@@ -187,7 +188,7 @@ class Fours(Body):
                 for i, mixed in enumerate(_mixed(f, rows[4 * four : 4 * four + 4], size)):
                     for r, j in users:
                         weight = f.load(v, f.offset(weights, ((j * fours + four) * 4 + i) * size))
-                        totals[r][i] = int8_panels.dot(f, totals[r][i], mixed, weight, v)
+                        totals[r][i] = add_fours(f, totals[r][i], mixed, weight, v)
         if not self.result:
             self.put_plain(c, size, pixels, totals)
             return

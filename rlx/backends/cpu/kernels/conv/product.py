@@ -1,7 +1,7 @@
 """Convolutions as a matrix product of windows and weights, [pixels, K] times [K, O], in blocks of pixels.
 
 Where all windows lie in the image as they are (1x1 kernels), they are read there; else a chunk gathers the windows of
-its pixels into its worker's scratch first.
+its pixels into its worker's scratch first (`im2col`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.gemm.chunk import ProductArguments, batch_indices, dot
+from rlx.backends.cpu.gemm.chunk import ProductArguments, batch_indices, place_of
 from rlx.backends.cpu.gemm.epilogue import epilogue_of
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.gemm.tile import tile_of
@@ -67,7 +67,7 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
 
     def offsets(f: Function, number: str) -> tuple[str, str, str]:
         at = batch_indices(f, table, number, store.extents[:-2])
-        return tuple(dot(f, table, at, [x.coefs.get(v, 0) for v in batch]) for x in (a, b, c))  # type: ignore[return-value]
+        return tuple(place_of(f, table, at, [x.coefs.get(v, 0) for v in batch]) for x in (a, b, c))  # type: ignore[return-value]
 
     def finish(f: Function, block: gemm.Block) -> None:
         emitter = Emitter(f, table, target.lanes)
@@ -92,7 +92,7 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
 def _arguments(
     store: Store, anchor: Contract, cut: Callable[[Extents], ProductParts], block: Routine
 ) -> list[Argument]:
-    """What `ProductArguments` are; where each matrix of a batch lies code finds (`dot`)."""
+    """What `ProductArguments` are; where each matrix of a batch lies code finds (`place_of`)."""
     assert isinstance(anchor.a, Load)
     assert isinstance(anchor.b, Load)
     row = out_vars(len(store.extents))[-2]

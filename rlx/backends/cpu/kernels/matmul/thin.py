@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu.gemm.chunk import batch_indices, dot
+from rlx.backends.cpu.gemm.chunk import batch_indices, place_of
 from rlx.backends.cpu.gemm.epilogue import Epilogue, epilogue_of
 from rlx.backends.cpu.gemm.kernel import kernel_function
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in, rows_in_place
@@ -240,7 +240,7 @@ def _emit(kernel: Kernel, few_rows: bool, target: Target) -> KernelCode:
         matrix, block = f.div(number, w.blocks), f.rem(number, w.blocks)
         j0, j1 = f.div(f.mul(block, w.columns), w.blocks), f.div(f.mul(f.add(block, 1), w.columns), w.blocks)
         at = batch_indices(f, table, matrix, store.extents[:-2])
-        starts = [dot(f, table, at, [x.coefs.get(v, 0) for v in batch]) for x in (few.index, many.index, c)]
+        starts = [place_of(f, table, at, [x.coefs.get(v, 0) for v in batch]) for x in (few.index, many.index, c)]
         memory = [convert.memory_type(x.load.dtype) for x in (few, many)]
         rows = f.gep(w.few, starts[0], memory[0])
         streamed = f.gep(w.many, f.add(starts[1], j0 if along else f.mul(j0, w.step)), memory[1])

@@ -18,7 +18,7 @@ from functools import cache, partial
 from itertools import product
 
 from rlx.backends.cpu.llvm import convert
-from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec, void, width
+from rlx.backends.cpu.llvm.builder import Function, Module, arguments_of, constant, vec, void, width
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.schedule.matmul import PRODUCT_BLOCK
 from rlx.backends.cpu.schedule.thin import STRIDE, STRIP
@@ -27,10 +27,11 @@ from rlx.records import dataclass
 
 __all__ = ["Types", "routine"]
 
-ARGUMENTS = [
-    ("ptr", "many"), ("i64", "step"), ("ptr", "few"), ("i64", "few_step"), ("i64", "k_step"), ("ptr", "out"),
-    ("i64", "line"), ("i64", "rows"), ("i64", "columns"), ("i64", "k"), ("i64", "block"), ("ptr", "room"),
-]  # fmt: skip
+ARGUMENTS = (
+    "ptr many, i64 step, ptr few, i64 few_step, i64 k_step, ptr out, "
+    "i64 line, i64 rows, i64 columns, i64 k, i64 block, ptr room"
+)
+SUMS_ARGUMENTS = "ptr many, i64 step, ptr few, ptr out, i64 line"  # of what adds some steps, across
 TOGETHER = 4  # of the few rows whose sums are in registers at once, along
 STEPS = 8  # rows of k that are added to a strip at once
 AT_ONCE = {1: 4, 2: 4, 3: 2, 4: 2}  # vectors of a strip, by the rows whose sums are in registers
@@ -100,7 +101,7 @@ def routine(types: Types, rows: int | None = None, *, along: bool) -> Routine:
     way, together = ("along", TOGETHER) if along else ("across", ACROSS)
     counts = _counts(rows, together)
     name = "_".join([f"rlx_thin_{way}_{names}x{types.lanes}", *([str(rows)] if rows else [])])
-    f = Function(name, ARGUMENTS, attrs="nounwind noinline")
+    f = Function(name, arguments_of(ARGUMENTS), attrs="nounwind noinline")
     unit = f.mul("%block", types.blocks)
     whole = "0" if along else f.mul(f.div("%k", unit), unit)  # steps of k in units
     copied = f.gep("%room", f.mul("%rows", STRIDE), types.scalar) if along else "%room"
@@ -243,7 +244,7 @@ def _add_rows(types: Types, rows: int) -> Function:
     ty, v, lanes, many = types.scalar, types.vector, types.lanes, convert.memory_type(types.many)
     f = Function(
         f"rlx_thin_rows_{types.streamed}x{lanes}_{rows}",
-        [("ptr", "many"), ("i64", "step"), ("ptr", "few"), ("ptr", "parts"), ("i64", "n"), ("i64", "count")],
+        arguments_of("ptr many, i64 step, ptr few, ptr parts, i64 n, i64 count"),
         shared=True,
         attrs="nounwind noinline",
     )
@@ -344,13 +345,7 @@ def _add_blocks(types: Types, rows: int) -> tuple[int, Function]:
     height = each * groups
     f = Function(
         f"rlx_thin_blocks_{types.streamed}x{lanes}_{rows}",
-        [
-            ("ptr", "many"),
-            ("i64", "step"),
-            ("ptr", "few"),
-            ("ptr", "out"),
-            *(("i64", n) for n in ("line", "k", "block")),
-        ],
+        arguments_of(f"{SUMS_ARGUMENTS}, i64 k, i64 block"),
         shared=True,
         attrs="nounwind noinline",
     )
@@ -451,13 +446,7 @@ def _add_squares(types: Types, rows: int) -> Function:
     ty, v, lanes, many = types.scalar, types.vector, types.lanes, convert.memory_type(types.many)
     f = Function(
         f"rlx_thin_squares_{types.sums.name}_{types.many.name}x{lanes}_{rows}",
-        [
-            ("ptr", "many"),
-            ("i64", "step"),
-            ("ptr", "few"),
-            ("ptr", "out"),
-            *(("i64", n) for n in ("line", "whole", "k", "block")),
-        ],
+        arguments_of(f"{SUMS_ARGUMENTS}, i64 whole, i64 k, i64 block"),
         shared=True,
         attrs="nounwind noinline",
     )

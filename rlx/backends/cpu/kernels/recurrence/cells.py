@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import Literal
 
 from rlx.backends.cpu.gemm.accumulators import multiply_add
-from rlx.backends.cpu.gemm.panels.int8_layout import dot, instructions
+from rlx.backends.cpu.gemm.panels.int8_layout import instructions
 from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Function, constant, size_of, vec
+from rlx.backends.cpu.llvm.x86 import add_fours
 from rlx.backends.cpu.schedule.recurrence import RecurrenceSchedule
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
@@ -220,7 +221,7 @@ def _multiply_add(f: Function, s: Shape, a: str, r: str, total: str) -> str:
     if not s.op.round_state:
         return f.fma(a, r, total, vec(s.sum, s.lanes))
     if s.fours:
-        return dot(f, total, a, r, vec(s.sum, s.lanes))
+        return add_fours(f, total, a, r, vec(s.sum, s.lanes))
     return multiply_add(f, tile_of(DTYPES["i32"], s.target), a, r, total)
 
 

@@ -4,16 +4,11 @@ The recurrent weights are packed once, in *groups* of vectors of units: [D, grou
 that a step reads a group's weights in order, and has all gates of the group's units in registers at its end. Each
 gate's sum is one chain of fma over the state, so its bits depend neither on the batch nor on the threads.
 
-Large cells are computed by several threads together: a *team* for each direction and block of rows. A chunk is a
-thread's way into a team; members claim blocks of groups step by step (each from its own place, so that it finds the
-same weights in its cache again), and begin the next step once all blocks are done. A member waits only for blocks that
-somebody has claimed, and who comes late finds less to do or nothing: the work gets done by one thread too. A worker
-whose turn of a CPU is over leaves, as long as another member stays, and comes back by another chunk.
+Large cells are computed by several threads together: see `team`.
 """
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from typing import Literal, cast
 
@@ -29,26 +24,25 @@ from rlx.backends.cpu.kernels.recurrence.cells import (
     whole_sums,
 )
 from rlx.backends.cpu.kernels.recurrence.packing import layout
+from rlx.backends.cpu.kernels.recurrence.team import Team
 from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec, void
 from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
-from rlx.backends.cpu.loops.looks import look, looking_loop
-from rlx.backends.cpu.native.os_ir import NO_PAUSE, PAUSE
-from rlx.backends.cpu.native.runner_ir import MIDWAY
+from rlx.backends.cpu.loops.looks import looking_loop
 from rlx.backends.cpu.schedule.arguments import Argument, ArgumentTable, Computed, KernelCode, Part, Pointer, once, part
-from rlx.backends.cpu.schedule.recurrence import BLOCKS, LINE, MEMBERS
+from rlx.backends.cpu.schedule.recurrence import BLOCKS, LINE
 from rlx.backends.cpu.target import Target
 from rlx.ir.graph import Node
 from rlx.ir.shape import Size
 from rlx.kernels.program import Buffer, Kernel
 from rlx.ops.recurrent import Function as Activation
 from rlx.ops.recurrent import Recurrence
+from rlx.records import dataclass
 
 __all__ = ["accepts", "emit", "layout"]
 
 
 ALONE = 4  # turns of a member without a team, between looks whether the run goes on
-LONG = 1024  # pauses of a member that waits, until it gives way
 
 
 def accepts(node: Node) -> bool:
@@ -150,96 +144,9 @@ class _Code:
             looking_loop(f, 0, turns, 1, [], lambda turn, _: run("0", groups, turn), ALONE)
 
         def together() -> None:
-            done = f.gep(self.word(f, Pointer(self.sync)), f.mul(team, (1 + BLOCKS) * LINE), "i64")
-            present = f.gep(done, 1, "i64")
-            claims = f.gep(done, LINE, "i64")
+            counters = f.gep(self.word(f, Pointer(self.sync)), f.mul(team, (1 + BLOCKS) * LINE), "i64")
             rare = self.computed(f, "rare")
-            midway = f.load("i64", f.gep("%ctx", MIDWAY, "i64"))
-            pooled = f.cmp("ne", midway, 0)  # else one thread runs alone
-            function = f.cast("inttoptr", midway, "ptr")
-            # where 2, 4 or 8 begin: far apart
-            place = f.add(f.add(f.mul(f.and_("%worker", 1), 4), f.and_("%worker", 2)), f.lshr(f.and_("%worker", 4), 2))
-            shift = f.div(f.mul(place, blocks), MEMBERS)
-
-            def ask(do: int) -> str:
-                return f.call(function, ["%ctx", "%worker", ("i64", str(do))], "i64")
-
-            def reached() -> str:
-                return f.div(f.atomic_load("i64", done), blocks)
-
-            def leave() -> str:
-                """1 if another member stays, 0 if this one has to."""
-
-                def tried(state: list[str]) -> list[str]:
-                    found, left = f.cmpxchg(present, state[0], f.sub(state[0], 1), "acq_rel", "monotonic")
-                    return [found, f.cast("zext", left, "i64")]
-
-                def untried(state: list[str]) -> str:
-                    return f.and_(f.cmp("gt", state[0], 1), f.cmp("eq", state[1], 0))
-
-                first = ("i64", f.atomic_load("i64", present, "monotonic"))
-                return f.while_([first, ("i64", "0")], untried, tried)[1]
-
-            def midst() -> list[str]:
-                """Gives way if it is time to; the turn that the team is at then, `turns` for who has left."""
-
-                def over() -> list[str]:
-                    left = f.cmp("ne", leave(), 0)
-                    f.if_(left, lambda: None, lambda: void(ask(1)))
-                    return [f.select(left, turns, reached())]
-
-                look(f)
-                return f.if_(f.cmp("ne", ask(0), 0), over, lambda: [reached()])
-
-            def take(turn: str, i: str, mine: str) -> list[str]:
-                """Computes the i-th block that this member looks at, unless somebody else has it."""
-                at = f.rem(f.add(i, shift), blocks)
-                claim = f.gep(claims, f.mul(at, LINE), "i64")
-                free = f.cmp("eq", f.atomic_load("i64", claim, "monotonic"), turn)
-
-                def claimed() -> list[str]:
-                    first = f.mul(at, per_block)
-                    run(first, f.min(f.add(first, per_block), groups), turn)
-                    return [f.add(mine, 1)]
-
-                def tried() -> list[str]:
-                    _, own = f.cmpxchg(claim, turn, f.add(turn, 1), "acq_rel", "monotonic")
-                    return f.if_(own, claimed, lambda: [mine])
-
-                return f.if_(free, tried, lambda: [mine])
-
-            def one(turn: str) -> list[str]:
-                (mine,) = f.loop(0, blocks, 1, [0], lambda i, carried: take(turn, i, carried[0]))
-                f.if_(f.cmp("gt", mine, 0), lambda: void(f.atomic_rmw("add", done, mine, "acq_rel")))
-                target = f.mul(f.add(turn, 1), blocks)
-
-                def waiting(state: list[str]) -> str:
-                    return f.cmp("lt", f.atomic_load("i64", done), target)
-
-                def pause(state: list[str]) -> list[str]:
-                    text = PAUSE.get(platform.machine(), NO_PAUSE)
-                    if "@llvm.x86.sse2.pause" in text:
-                        f.declare("llvm.x86.sse2.pause", "void", [])
-                    f.do(text)
-                    waited = f.add(state[0], 1)
-                    long = f.and_(f.cmp("eq", f.and_(waited, LONG - 1), 0), pooled)
-
-                    def rest() -> None:
-                        look(f)  # who had the block may have left, as all are to
-                        ask(1)
-
-                    f.if_(long, rest)
-                    return [waited]
-
-                (waited,) = f.while_([("i64", "0")], waiting, pause)
-                following = f.add(turn, 1)
-                due = f.or_(f.cmp("eq", f.and_(following, rare), 0), f.cmp("ge", waited, LONG))
-                return f.if_(f.and_(due, pooled), midst, lambda: [following])
-
-            before = f.atomic_rmw("add", present, 1, "acq_rel")
-            (outside,) = f.if_(f.cmp("ge", before, members), lambda: [leave()], lambda: [("i64", "0")])
-            first = f.select(f.cmp("ne", outside, 0), turns, reached())
-            f.while_([("i64", first)], lambda s: f.cmp("lt", s[0], turns), lambda s: one(s[0]))
+            Team(f, counters, run, turns, groups, blocks, per_block, rare).member(members)
 
         f.if_(f.cmp("le", members, 1), alone, together)
         f.ret()
@@ -453,17 +360,7 @@ class _Code:
 
             def finish(row: str, at: str) -> None:
                 place = f.gep(sums, f.mul(at, len(gates) * s.units), s.sum)
-                gate_sums = [f.load(vec(s.sum, s.units), f.gep(place, k * s.units, s.sum)) for k in range(len(gates))]
-                if op.round_state:
-                    zeros = self.word(f, Pointer(self.given["zero"])) if "zero" in self.given else None
-                    zeros = zeros and f.gep(zeros, f.add(f.mul("%d", f.mul(hidden, 4)), unit), "i8")
-                    totals = None
-                    if s.fours:
-                        point = f.load("i32", f.gep(self.plane(f, STEP, "%row0"), 1, "i32"))
-                        every = self.word(f, Pointer(self.packed[-1]))
-                        totals = f.gep(every, f.add(f.mul("%d", f.mul(hidden, 4)), unit), "i32"), point
-                    state = self.plane(f, ROUNDED, row)
-                    gate_sums = whole_sums(f, s, gate_sums, state, zeros, totals, hidden, mask)
+                gate_sums = self.gate_sums(f, place, len(gates), hidden, row, unit, mask)
                 x, y = everywhere
                 alive = None
                 if "lengths" in self.given:
@@ -475,26 +372,15 @@ class _Code:
                 inputs = [self.get(f, f.gep(own_x, f.mul(gate, hidden), ty), mask) for gate in gates]
                 planes = [f.gep(self.plane(f, n, row), unit, ty) for n in (old, new, *range(2, s.planes))]
 
-                def live() -> None:
-                    self.finish(f, functions, stage, gate_sums, inputs, planes, own_y, unit, mask)
-
-                def over() -> None:
-                    if stage == len(s.stages) - 1:
-                        self.put(f, self.get(f, planes[0], None), planes[1], None)
-                        self.put(f, "zeroinitializer", own_y, mask)
-
+                cell = _Cell(self, f, functions, stage, gate_sums, inputs, planes, own_y, unit, mask)
                 if alive is None:
-                    live()
+                    cell.emit()
                 else:
-                    f.if_(alive, live, over)
+                    f.if_(alive, cell.emit, cell.keep)
 
             def tile(state: list[str]) -> list[str]:
                 (row,) = state
-                left = f.sub("%row1", row)
-                take: str = f.min(left, most)
-                if most > 2:
-                    even = f.and_(f.cmp("gt", left, most), f.cmp("lt", left, 2 * most))
-                    take = f.select(even, f.lshr(f.add(left, 1), 1), take)
+                take = _rows_at_once(f, row, most)
                 a = self.plane(f, source, row)
 
                 def call(rows: int) -> None:
@@ -510,76 +396,132 @@ class _Code:
 
         self.each_group(f, group)
 
-    def finish(
-        self,
-        f: Function,
-        functions: list[Activation],
-        stage: int,
-        sums: list[str],
-        inputs: list[str],
-        planes: list[str],
-        y: str,
-        unit: str,
-        mask: str | None,
-    ) -> None:
-        """The functions of the gates of one row, and its new state."""
-        s, op = self.s, self.op
+    def gate_sums(
+        self, f: Function, place: str, gates: int, hidden: str, row: str, unit: str, mask: str | None
+    ) -> list[str]:
+        """The sums of the gates of a row, which lie at `place`; of whole numbers less what their zero points add."""
+        s = self.s
+        found = [f.load(vec(s.sum, s.units), f.gep(place, k * s.units, s.sum)) for k in range(gates)]
+        if not self.op.round_state:
+            return found
+        zeros = self.word(f, Pointer(self.given["zero"])) if "zero" in self.given else None
+        zeros = zeros and f.gep(zeros, f.add(f.mul("%d", f.mul(hidden, 4)), unit), "i8")
+        totals = None
+        if s.fours:
+            point = f.load("i32", f.gep(self.plane(f, STEP, "%row0"), 1, "i32"))
+            every = self.word(f, Pointer(self.packed[-1]))
+            totals = f.gep(every, f.add(f.mul("%d", f.mul(hidden, 4)), unit), "i32"), point
+        return whole_sums(f, s, found, self.plane(f, ROUNDED, row), zeros, totals, hidden, mask)
 
-        def parameter(name: str, number: int, per_direction: int) -> str:
-            at = f.add(f.mul("%d", self.word(f, per_direction * s.hidden)), unit)
-            at = f.add(at, f.mul(self.word(f, s.hidden), number)) if number else at
-            return self.get(f, f.gep(self.word(f, Pointer(self.given[name])), at, self.ty), mask)
 
-        def apply(number: int, x: str, gate: int | None = None) -> str:
-            if not op.round_state:
-                return activation(f, functions[number], x, s.units, self.name)
-            if gate is not None and "bias" in self.given:
-                x = f.add(x, parameter("bias", gate, 4))
-            wide = f.cast("fpext", x, vec("double", s.units))
-            fn = functions[number]
-            if fn.name == "sigmoid" and not fn.clip:
-                made = vmath.sigmoid_of_f32(f, wide, s.units)
-            else:
-                made = activation(f, fn, wide, s.units, "f64")
-            return f.cast("fptrunc", made, vec("float", s.units))
+def _rows_at_once(f: Function, row: str, most: int) -> str:
+    """How many rows from `row` on are taken at once: `most`, but two even parts of what is left if that is less."""
+    left = f.sub("%row1", row)
+    take: str = f.min(left, most)
+    if most > 2:
+        even = f.and_(f.cmp("gt", left, most), f.cmp("lt", left, 2 * most))
+        take = f.select(even, f.lshr(f.add(left, 1), 1), take)
+    return take
 
-        def multiply_add(a: str, b: str, c: str) -> str:
-            return f.add(f.mul(a, b), c) if op.round_state else f.fma(a, b, c)
 
+@dataclass(frozen=True)
+class _Cell:
+    """The end of a step for one row and one group of units: the functions of its gates, and its new state.
+
+    `sums` are those of the gates and `inputs` what x adds to them; `planes` are where the row's old and new state lie,
+    and what else is kept of it, and `y` where the result does.
+    """
+
+    code: _Code
+    f: Function
+    functions: list[Activation]
+    stage: int
+    sums: list[str]
+    inputs: list[str]
+    planes: list[str]
+    y: str
+    unit: str
+    mask: str | None
+
+    def emit(self) -> None:
+        """The new state, or in the first of two stages of a GRU what the second one needs."""
+        f, op, code = self.f, self.code.op, self.code
+        sums = self.sums
         if op.round_state:
-            step = f.splat(f.load(self.ty, self.plane(f, STEP, "%row0")), s.units)
-            sums = [f.mul(a, f.mul(step, parameter("scale", n, 4))) for n, a in enumerate(sums)]
-        gates = [f.add(a, b) for a, b in zip(sums, inputs, strict=True)]
+            step = f.splat(f.load(code.ty, code.plane(f, STEP, "%row0")), code.s.units)
+            sums = [f.mul(a, f.mul(step, self.parameter("scale", n, 4))) for n, a in enumerate(sums)]
+        gates = [f.add(a, b) for a, b in zip(sums, self.inputs, strict=True)]
         if op.cell == "rnn":
-            h = apply(0, gates[0])
+            h = self.apply(0, gates[0])
         elif op.cell == "lstm":
-            i, o, forget, c = gates
-            cell = self.get(f, planes[2], None)
-            peep = "peepholes" in self.given
-            i = apply(0, multiply_add(parameter("peepholes", 0, 3), cell, i) if peep else i, 0)
-            if op.input_forget:
-                forget = f.sub(1.0, i)
-            else:
-                forget = apply(0, multiply_add(parameter("peepholes", 2, 3), cell, forget) if peep else forget, 2)
-            cell = multiply_add(forget, cell, f.mul(i, apply(1, c, 3)))
-            self.put(f, cell, planes[2], None)
-            o = apply(0, multiply_add(parameter("peepholes", 1, 3), cell, o) if peep else o, 1)
-            h = f.mul(o, apply(2, cell))
-        elif stage == 0 and len(s.stages) == 2:
-            z, reset = apply(0, gates[0]), apply(0, gates[1])
-            self.put(f, z, planes[2], None)
-            self.put(f, f.mul(reset, self.get(f, planes[0], None)), planes[3], None)
+            h = self.lstm(*gates)
+        elif self.stage == 0 and len(code.s.stages) == 2:
+            z, reset = self.apply(0, gates[0]), self.apply(0, gates[1])
+            code.put(f, z, self.planes[2], None)
+            code.put(f, f.mul(reset, code.get(f, self.planes[0], None)), self.planes[3], None)
             return
         else:
-            before = self.get(f, planes[0], None)
-            if op.linear_before_reset:
-                z, reset = apply(0, gates[0]), apply(0, gates[1])
-                kept = f.add(sums[2], parameter("bias", 0, 1)) if "bias" in self.given else sums[2]
-                given = f.fma(reset, kept, inputs[2])
-            else:
-                z = self.get(f, planes[2], None)
-                given = f.add(gates[0], parameter("bias", 0, 1)) if "bias" in self.given else gates[0]
-            g = apply(1, given)
-            h = f.fma(z, before, f.mul(f.sub(1.0, z), g))
-        self.put(f, h, planes[1], None)
-        self.put(f, h, y, mask)
+            h = self.gru(sums, gates)
+        code.put(f, h, self.planes[1], None)
+        code.put(f, h, self.y, self.mask)
+
+    def keep(self) -> None:
+        """The same for a row whose sequence is over: the state stays, and the result is zeros."""
+        if self.stage == len(self.code.s.stages) - 1:
+            self.code.put(self.f, self.code.get(self.f, self.planes[0], None), self.planes[1], None)
+            self.code.put(self.f, "zeroinitializer", self.y, self.mask)
+
+    def lstm(self, i: str, o: str, forget: str, c: str) -> str:
+        f, op, code = self.f, self.code.op, self.code
+        cell = code.get(f, self.planes[2], None)
+        i = self.apply(0, self.peep(0, cell, i), 0)
+        forget = f.sub(1.0, i) if op.input_forget else self.apply(0, self.peep(2, cell, forget), 2)
+        cell = self.multiply_add(forget, cell, f.mul(i, self.apply(1, c, 3)))
+        code.put(f, cell, self.planes[2], None)
+        o = self.apply(0, self.peep(1, cell, o), 1)
+        return f.mul(o, self.apply(2, cell))
+
+    def gru(self, sums: list[str], gates: list[str]) -> str:
+        f, code = self.f, self.code
+        before = code.get(f, self.planes[0], None)
+        if code.op.linear_before_reset:
+            z, reset = self.apply(0, gates[0]), self.apply(0, gates[1])
+            kept = f.add(sums[2], self.parameter("bias", 0, 1)) if "bias" in code.given else sums[2]
+            given = f.fma(reset, kept, self.inputs[2])
+        else:
+            z = code.get(f, self.planes[2], None)
+            given = f.add(gates[0], self.parameter("bias", 0, 1)) if "bias" in code.given else gates[0]
+        g = self.apply(1, given)
+        return f.fma(z, before, f.mul(f.sub(1.0, z), g))
+
+    def parameter(self, name: str, number: int, per_direction: int) -> str:
+        """The elements of row `number` of a parameter that has so many rows for each direction."""
+        f, code = self.f, self.code
+        at = f.add(f.mul("%d", code.word(f, per_direction * code.s.hidden)), self.unit)
+        at = f.add(at, f.mul(code.word(f, code.s.hidden), number)) if number else at
+        return code.get(f, f.gep(code.word(f, Pointer(code.given[name])), at, code.ty), self.mask)
+
+    def apply(self, number: int, x: str, gate: int | None = None) -> str:
+        """A function of the cell; where the state is rounded in f64, and after the bias of the gate."""
+        f, code = self.f, self.code
+        units = code.s.units
+        if not code.op.round_state:
+            return activation(f, self.functions[number], x, units, code.name)
+        if gate is not None and "bias" in code.given:
+            x = f.add(x, self.parameter("bias", gate, 4))
+        wide = f.cast("fpext", x, vec("double", units))
+        fn = self.functions[number]
+        if fn.name == "sigmoid" and not fn.clip:
+            made = vmath.sigmoid_of_f32(f, wide, units)
+        else:
+            made = activation(f, fn, wide, units, "f64")
+        return f.cast("fptrunc", made, vec("float", units))
+
+    def multiply_add(self, a: str, b: str, c: str) -> str:
+        f = self.f
+        return f.add(f.mul(a, b), c) if self.code.op.round_state else f.fma(a, b, c)
+
+    def peep(self, number: int, cell: str, x: str) -> str:
+        """A gate with what it sees of the cell."""
+        given = "peepholes" in self.code.given
+        return self.multiply_add(self.parameter("peepholes", number, 3), cell, x) if given else x
