@@ -41,7 +41,7 @@ docs: $(VENV)/.installed-docs  ## the documentation as pages, in build/docs; wit
 	@$(VENV)/bin/sphinx-build --builder html --fail-on-warning --keep-going --quiet docs build/docs
 	@$(PY) tools/screenshots.py build/docs build/docs/screenshots
 
-wheel: $(VENV)/.installed-wheel  ## the wheels rlx and rlx-runtime and the source archive, built and checked, in dist
+wheel: $(VENV)/.installed $(VENV)/.installed-wheel  ## the wheels rlx and rlx-runtime and the source archive, built and checked, in dist
 	@rm -rf dist
 	@$(PY) tools/prebuild.py
 	@for part in "--sdist ." "--wheel ." "--wheel packaging/runtime"; do $(PY) -m build --outdir dist $$part >build.log 2>&1 || { cat build.log; exit 1; }; done

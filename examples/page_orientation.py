@@ -10,10 +10,14 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from PIL import Image
-from read_page import draw_page
 
 import rlx
+
+try:
+    from PIL import Image
+    from read_page import draw_page
+except ImportError:
+    sys.exit("this needs Pillow: pip install pillow")
 
 LABELS = (0, 90, 180, 270)
 

@@ -13,10 +13,14 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
 
 import rlx
 from rlx.importers.onnx.model import read_model
+
+try:
+    from PIL import Image, ImageDraw, ImageFont
+except ImportError:
+    sys.exit("this needs Pillow: pip install pillow")
 
 FOUND = 0.3  # of the probability that a pixel is text
 HEIGHT = 48  # pixels of a line, as the reader wants it

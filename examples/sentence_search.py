@@ -57,5 +57,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except rlx.errors.NameNotFound as missing:  # a model is not there yet
+    except (rlx.errors.NameNotFound, rlx.errors.DeviceUnavailable) as missing:  # a model, or a package
         sys.exit(str(missing))

@@ -5,14 +5,20 @@ usage: python examples/table.py     it needs scikit-learn and skl2onnx
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
-from sklearn.datasets import load_wine
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import train_test_split
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 import rlx
+
+try:
+    from sklearn.datasets import load_wine
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import train_test_split
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+except ImportError:
+    sys.exit("this needs scikit-learn and skl2onnx: pip install scikit-learn skl2onnx")
 
 
 def main() -> None:

@@ -212,6 +212,18 @@ def test_numbers_of_formats_are_in_the_docs() -> None:
     assert MAGIC.decode() in (ROOT / "docs" / "formats.md").read_text()
 
 
+def test_words_are_listed_once_and_in_order() -> None:
+    """The glossary: rows sorted by their first word, no word in two rows, and each is one that rlx uses."""
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    rows = re.findall(r"^\| ([^|]+?) \| (?:[^|]+) \|$", text.split("|---|---|\n")[1], re.MULTILINE)
+    assert len(rows) == text.split("|---|---|\n")[1].count("\n")
+    assert rows == sorted(rows, key=str.lower)
+    words = [word for row in rows for word in re.findall(r"[a-z]+(?: [a-z]+)*", row)]
+    assert len(set(words)) == len(words)
+    said = "\n".join(path.read_text().lower() for path in (ROOT / "rlx").rglob("*.py"))
+    assert not [word for word in words if not re.search(rf"\b{word}s?\b", re.sub(r"\s+", " ", said))]
+
+
 ODD = re.compile(  # what was said once, and what is said now
     r"holds until the next run"  # valid until the next run
     r"|invented (?:batch|input|size|dim)"  # assumed

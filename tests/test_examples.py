@@ -94,6 +94,26 @@ def test_without_its_model_an_example_says_what_brings_it(name: str, tmp_path: P
     assert f" {model[1]}" in ast.get_docstring(ast.parse((EXAMPLES / name).read_text())).replace("`", "")  # type: ignore[union-attr]
 
 
+@pytest.mark.models
+@pytest.mark.parametrize(
+    "name, package", [*((name, package) for name, needs in NEEDS.items() for package in needs), ("table.py", "sklearn")]
+)
+def test_without_its_package_an_example_says_what_brings_it(name: str, package: str, models_dir: Path) -> None:
+    hidden = f"import runpy, sys; sys.modules[{package!r}] = None"
+    code = f"{hidden}; runpy.run_path({str(EXAMPLES / name)!r}, None, '__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(EXAMPLES)])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert re.search(rf"needs .*: pip install .*({package}|pillow|scikit-learn)", line), line
+
+
 def test_models_that_pages_fetch_are_listed() -> None:
     """Each name after `rlx fetch`, in examples and pages, is one that it knows, and so is each of rlx.demo.path."""
     known = entries()

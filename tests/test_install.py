@@ -130,6 +130,17 @@ def test_wheels_in_new_environments(tmp_path: Path) -> None:
         assert ("llvmlite" in there) == (name == "rlx")
 
 
+@pytest.mark.parametrize("target", ["demo", "test", "lint", "docs", "wheel", "bench", "models"])
+def test_targets_install_what_they_run(target: str, tmp_path: Path) -> None:
+    """On a machine with nothing, rlx and its dependencies come before the target's own commands."""
+    place = tmp_path / "venv"
+    lines = run(["make", "--dry-run", f"VENV={place}", "-C", str(ROOT), target], tmp_path).splitlines()
+    used = [n for n, line in enumerate(lines) if f"{place}/bin/" in line and " -m pip " not in line]
+    made = [n for n, line in enumerate(lines) if "-m venv" in line]
+    installed = [n for n, line in enumerate(lines) if " -m pip " in line and "install --editable" in line]
+    assert made[0] < installed[0] < used[0]
+
+
 def test_both_wheels_say_the_same() -> None:
     """What rlx-runtime needs, rlx needs, in the same versions; Python versions and classifiers are equal."""
     needed = set(RUNTIME["dependencies"])

@@ -208,9 +208,23 @@ class SecondsRange(click.FloatRange):
         return seconds
 
 
+class ModelType(click.Path):
+    """A path, whose reading is left to the importers; or the name of an example, where no file has that name."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if path.name == str(value) and not path.suffix and not path.exists():
+            from rlx import demo
+            from rlx.demo.fetch import entries
+
+            if path.name in ("digits", *entries()):
+                return demo.path(path.name)
+        return path
+
+
 def model_argument(command: F) -> F:
-    """The MODEL argument: a path, whose reading is left to the importers."""
-    return click.argument("model", metavar="MODEL", type=click.Path(path_type=Path))(command)
+    """The MODEL argument."""
+    return click.argument("model", metavar="MODEL", type=ModelType(path_type=Path))(command)
 
 
 def json_option(command: F) -> F:

@@ -254,11 +254,11 @@ def list_choices(s: State, section: int, end: int, top: int) -> int:
             break
         if s.placed[buffer] or hi <= section or s.run[hi - 1] != run:
             continue
-        place, twin = top, False
+        place, alike = top, False
         for other in range(mark, top):
             choice = s.choices[other]
-            twin = twin or (s.lo[choice] == lo and s.hi[choice] == hi and s.size[choice] == s.size[buffer])
-        if twin:
+            alike = alike or (s.lo[choice] == lo and s.hi[choice] == hi and s.size[choice] == s.size[buffer])
+        if alike:
             continue
         while place > mark and s.rank[s.choices[place - 1]] < s.rank[buffer]:
             s.choices[place] = s.choices[place - 1]

@@ -175,6 +175,20 @@ def test_an_input_of_one_value(dtype: int, text: str, value: float, shape: tuple
         assert "give x=scalar:16000" in refused.stderr
 
 
+def test_a_model_is_a_path_or_the_name_of_an_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file or folder of that name comes first; an example that is not there yet says what brings it."""
+    monkeypatch.chdir(tmp_path)
+    assert rlx("estimate", "digits", "--dims", "batch=4").stdout == rlx("estimate", MODEL, "--dims", "batch=4").stdout
+    monkeypatch.setattr("rlx.demo.fetch.places", lambda: [tmp_path])
+    done = rlx("run", "smollm2")
+    assert done.exit_code == 1
+    assert "`rlx fetch smollm2` brings it" in done.stderr
+    for name in ("smollm3", "digits-images", "smollm2.gguf"):
+        assert f"{name}: can't be read" in rlx("run", name).stderr
+    Path("digits").write_bytes(b"no model")
+    assert "digits: " in rlx("run", "digits").stderr
+
+
 def test_over_budget() -> None:
     """What does not fit is refused, with every figure once; the way out that the message names is an option here."""
     command = ["run", MODEL, "--device", "cpu", "--budget", "1KiB", "--dims", "batch=1:8"]

@@ -48,7 +48,7 @@ def chat(model: Path, system: str | None, max_tokens: int | None, **options: Any
             if said is not None:
                 answer(talk, said, person)
         except (RlxError, OSError) as error:
-            click.echo(f"{error}", err=True)
+            click.echo(f"Error: {error}", err=True)
             failed = True
         except KeyboardInterrupt:
             if not person:

@@ -259,14 +259,14 @@ class Tokenizer:
 
 def _without_special(library: Any) -> Any:
     """The same tokenizer, which finds no special tokens; it shares the vocabulary."""
-    twin = tokenizers().Tokenizer(library.model)
+    made = tokenizers().Tokenizer(library.model)
     for part in ("normalizer", "pre_tokenizer"):
         if getattr(library, part) is not None:
-            setattr(twin, part, getattr(library, part))
+            setattr(made, part, getattr(library, part))
     added = library.get_added_tokens_decoder()
-    twin.add_tokens([added[number] for number in sorted(added)])
-    twin.encode_special_tokens = True
-    return twin
+    made.add_tokens([added[number] for number in sorted(added)])
+    made.encode_special_tokens = True
+    return made
 
 
 def _readable(message: Mapping[str, Any]) -> dict[str, Any]:
