@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from targets import machine, pretend
+from targets import cpu, machine, pretend
 
 import rlx
+from rlx.backends.cpu.schedule.arguments import Routine
+from rlx.compiler import legal_graph, lower_graph
 from rlx.errors import DTypeError, OptionError
 from rlx.ir.casting import narrowed
 from rlx.ir.dtype import DTYPES
@@ -334,26 +336,93 @@ def test_attention_in_small_ops(precision: str) -> None:
 
 CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "3x3": ((2, 8, 14, 13), (24, 8, 3, 3), {"pads": (1, 1, 1, 1)}),
+    "3x3 by strides": ((2, 64, 15, 14), (40, 64, 3, 3), {"pads": (1, 1, 0, 1), "strides": (2, 2)}),
+    "3x3 of many channels": ((1, 288, 7, 7), (272, 288, 3, 3), {"pads": (1, 1, 1, 1)}),
+    "3x3 by transforms": ((1, 64, 9, 9), (64, 64, 3, 3), {"pads": (1, 1, 1, 1)}),
+    "3x3 apart": ((1, 32, 17, 19), (24, 32, 3, 3), {"dilations": (2, 3), "pads": (2, 3, 2, 3)}),
+    "7x7 of colours": ((2, 3, 30, 31), (33, 3, 7, 7), {"pads": (3, 3, 3, 3), "strides": (2, 2)}),
+    "5x1 of an odd depth": ((1, 7, 12, 9), (17, 7, 5, 1), {}),
+    "of a grey picture": ((1, 1, 30, 31), (33, 1, 7, 7), {}),
+    "to few outputs": ((2, 16, 20, 20), (3, 16, 3, 3), {}),
     "1x1": ((2, 64, 28, 28), (96, 64, 1, 1), {}),
     "1x1 of few pixels": ((1, 63, 7, 7), (33, 63, 1, 1), {}),
     "1x1 by strides": ((2, 64, 28, 28), (96, 64, 1, 1), {"strides": (2, 2)}),
+    "1x1 of an odd depth by strides": ((2, 33, 9, 11), (20, 33, 1, 1), {"strides": (2, 3)}),
     "depthwise": ((2, 32, 14, 13), (32, 1, 3, 3), {"pads": (1, 1, 1, 1), "groups": 32}),
     "groups": ((2, 32, 14, 13), (48, 8, 3, 3), {"groups": 4}),
+    "groups of an odd depth": ((1, 28, 14, 13), (48, 7, 3, 3), {"groups": 4}),
+    "1x1 in groups": ((2, 32, 9, 9), (48, 16, 1, 1), {"groups": 2}),
     "one axis": ((2, 16, 50), (24, 16, 5), {}),
     "1x1 of one axis": ((2, 16, 50), (24, 16, 1), {}),
+    "three axes": ((2, 6, 5, 9, 8), (24, 6, 3, 3, 3), {"pads": (1, 1, 1, 1, 1, 1)}),
+    "three axes of one image": ((1, 1, 6, 9, 8), (24, 1, 3, 3, 3), {}),
     "1x1 of three axes": ((2, 16, 5, 6, 7), (24, 16, 1, 1, 1), {}),
     "1x1 to few outputs": ((2, 16, 30, 30), (2, 16, 1, 1), {}),
+    "no pixels": ((0, 16, 9, 9), (24, 16, 3, 3), {}),
 }
 
 
 @PRECISIONS
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions(name: str, precision: str) -> None:
+    """Those by transforms within the error of these, the others within that of their sums."""
     x, w, options = CONVOLUTIONS[name]
     g, rng = rlx.Graph("conv"), np.random.default_rng(0)
     g.output(rlx.relu(rlx.conv(g.input("x", x), g.param("w", w), **options) + 0.5), "y")
     arrays = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("x", x), ("w", w))}
-    agree(g, {"x": arrays["x"]}, precision, 2e-6, {"w": arrays["w"]})
+    if 0 in x:
+        model = _with(rlx.compile(g, device="cpu", precision=precision), arrays["w"])
+        assert model.run({"x": arrays["x"]})[0].shape[0] == 0
+        return
+    agree(g, {"x": arrays["x"]}, precision, 5e-6 if "transforms" in name else 2e-6, {"w": arrays["w"]})
+
+
+PAIRS = ("3x3 by strides", "3x3 of many channels", "3x3 apart", "7x7 of colours", "1x1 by strides", "1x1 in groups")
+
+
+@pytest.mark.needs("bf16")
+@pytest.mark.parametrize("name", PAIRS)
+def test_convolutions_by_pairs(name: str) -> None:
+    """What is not finite reaches the windows that see it, and a pixel's bits depend on its window only."""
+    (_, channels, *space), w_shape, options = CONVOLUTIONS[name]
+    dims = [rlx.Dim("b", 1, 3), channels, *(rlx.Dim(f"s{d}", 1, 64) for d in range(len(space)))]
+    g, rng = rlx.Graph("conv"), np.random.default_rng(0)
+    g.output(rlx.conv(g.input("x", dims), g.param("w", w_shape), **options), "y")
+    w = rng.standard_normal(w_shape).astype(np.float32)
+    models = [_with(rlx.compile(g, device="cpu", precision="bf16", threads=t, cache=False), w) for t in (1, 2)]
+    assert "+bf16_pairs " in models[0].explain("kernels")
+    x = rng.standard_normal((3, channels, *space)).astype(np.float32)
+    want = models[0].run({"x": x})[0]
+    for first, count in ((0, 3), (1, 1), (2, 1)):
+        y = models[1].run({"x": x[first : first + count]})[0]
+        assert np.array_equal(y, want[first : first + count])
+    x[1, 2, 5, 4], x[2, 0, 0, 0] = np.nan, np.inf
+    spoiled = models[1].run({"x": x})[0]
+    seen = rlx.compile(g, device="reference", cache=False)
+    bad = ~np.isfinite(_with(seen, np.ones_like(w)).run({"x": x})[0])
+    assert np.array_equal(~np.isfinite(spoiled), bad)
+    assert np.array_equal(spoiled[~bad], want[~bad])
+
+
+def test_convolutions_that_tile_registers_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows are gathered for them where they have whole steps of k, and multiplied by vectors else."""
+    on(monkeypatch, 64, "tiles")
+    for channels, k, stride, name, tiles in (
+        (64, 3, 1, "im2col", True),
+        (6, 3, 1, "implicit_gemm", False),
+        (64, 1, 2, "im2col", True),
+        (24, 1, 2, "im2col", False),
+    ):
+        g = rlx.Graph("conv")
+        x, w = g.input("x", (1, channels, 9, 9)), g.param("w", (300, channels, k, k))
+        g.output(rlx.conv(x, w, strides=(stride, stride)), "y")
+        legal = legal_graph(g, cpu(), "bf16")[1]
+        (made,) = (kernel for kernel in lower_graph(legal, cpu(), precision="bf16").run if kernel.anchor is not None)
+        assert made.strategy is not None
+        assert made.strategy.name == f"conv.{name}+bf16_pairs"
+        (code,) = cpu().emit_kernel(made)
+        routines = "".join(word.ir for word in code.words if isinstance(word, Routine))
+        assert ("tdpbf16ps" in routines) == tiles
 
 
 @PRECISIONS
@@ -370,8 +439,13 @@ def test_convolutions_of_open_sizes(precision: str) -> None:
 
 @pytest.mark.needs("bf16")
 def test_single_pixels_are_products_of_pairs() -> None:
-    """Others stay what they are in f32, by transforms too."""
-    for w, name in (((64, 64, 1, 1), "matmul.bf16_pairs"), ((64, 64, 3, 3), "conv.winograd_f4x4_3x3")):
+    """Windows of several pixels are read in words of pairs, but for those that transforms in f32 make faster."""
+    for w, name in (
+        ((64, 64, 1, 1), "matmul.bf16_pairs"),
+        ((64, 64, 3, 3), "conv.winograd_f4x4_3x3"),
+        ((64, 64, 5, 5), "conv.implicit_gemm+bf16_pairs"),
+        ((1200, 64, 3, 3), "conv.implicit_gemm+bf16_pairs"),
+    ):
         g = rlx.Graph("conv")
         g.output(rlx.conv(rlx.relu(g.input("x", (1, 64, 30, 30))), g.param("w", w)), "y")
         model = rlx.compile(g, device="cpu", precision="bf16")

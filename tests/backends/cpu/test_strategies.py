@@ -62,6 +62,7 @@ for form in FORMS.values():
         CASES[f"conv.winograd_lines+f{m}x{n}_{r}x{s}"] = conv(out, "f32[1, 64, 40, 40]", w)
 # chosen by tests of their own: of bf16, i16, of encoded, narrow and byte weights, of images of bytes, of fused kernels
 ELSEWHERE = {
+    "conv.implicit_gemm+bf16_pairs", "conv.im2col+bf16_pairs",
     "matmul.bf16_pairs", "matmul.bf16_thin", "matmul.i16_pairs", "matmul.panels+f16", "matmul.panels+bf16",
     "matmul.panels+bytes", "conv.int8", "conv.int8_depthwise", "conv.fused_depthwise",
     *(f"matmul.panels+{format.name}" for format in ENCODED),
