@@ -98,7 +98,7 @@ rlx.backends.cpu.schedule.choice
     Chosen choice:Once way:int number:Function
 rlx.backends.cpu.schedule.attention
     AttentionSchedule q_shape:Shape keys:Size value_depth:Size to_scratch:bool packs:bool causal:bool rates:Rates
-        widens:bool ring:bool
+        widens:bool ring:bool pairs:int
 rlx.backends.cpu.schedule.int8
     Int8Schedule outputs:Size depth:Size pixels:Size groups:int rows:int width:int in_image:Size|none direct:bool
         rates:Rates
