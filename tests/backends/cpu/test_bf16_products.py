@@ -202,10 +202,35 @@ def test_few_rows_of_operands_that_a_run_brings(turned: bool, precision: str) ->
 
 
 @pytest.mark.needs("bf16")
+@pytest.mark.parametrize("along", [True, False])
+def test_rows_of_operands_that_a_run_brings_have_their_bits_in_any_number(along: bool) -> None:
+    """Few rows read the large operand where it lies, more pack it; of depths that end within blocks and lines."""
+    for k, n in ((2, 16), (70, 33), (258, 300), (1030, 64)):
+
+        def made(rows: Size, k: int = k, n: int = n) -> rlx.CompiledGraph:
+            g = rlx.Graph("few")
+            b = g.input("b", (k, n) if along else (n, k))
+            g.output(g.input("a", (rows, k)) @ (b if along else b.T) + 0.5, "y")
+            return rlx.compile(g, device="cpu", precision="bf16", cache=False)
+
+        models = [made(rlx.Dim("m", 1, 200)), made(rlx.Dim("m", 1, 12)), made(40)]
+        assert all(" matmul.bf16_thin " in model.explain("kernels") for model in models[:2])
+        a, b = numbers(40, k), numbers(k, n, seed=1)
+        feeds = {"b": b if along else np.ascontiguousarray(b.T)}
+        (want,) = models[2].run({"a": a, **feeds})
+        for model in models[:2]:
+            for rows in (1, 2, 3, 5, 12, *([13, 40] if model is models[0] else [])):
+                assert np.array_equal(model.run({"a": a[:rows], **feeds})[0], want[:rows])
+
+
+@pytest.mark.needs("bf16")
 def test_what_computes_few_rows() -> None:
-    g = rlx.Graph("few")
-    g.output(g.input("a", (3, 70)) @ g.input("b", (70, 90)), "y")
-    assert " matmul.bf16_thin " in rlx.compile(g, device="cpu", precision="bf16").explain("kernels")
+    """An odd depth of a number of rows that a run brings is packed: there are no whole pairs to read where they lie."""
+    many = rlx.Dim("m", 1, 90)
+    for rows, k, way in ((3, 70, "thin"), (3, 71, "thin"), (many, 70, "thin"), (many, 71, "pairs")):
+        g = rlx.Graph("few")
+        g.output(g.input("a", (rows, k)) @ g.input("b", (k, 90)), "y")
+        assert f" matmul.bf16_{way} " in rlx.compile(g, device="cpu", precision="bf16").explain("kernels")
 
 
 @PRECISIONS
