@@ -169,6 +169,7 @@ class Attention:
     window: int | None = None
     ring: bool = False
     apart: int = 1
+    activations: str = ""  # "bf16" or "f16": q, k and v were rounded to that type; the weights of v may be, too
 
 
 Anchor = Contract | Conv | Attention
@@ -357,7 +358,9 @@ class Lowering:
         many, first = (None if fn is None else fn(i[0]) for fn in (count, place))
         sink = None if sinks is None else sinks(i[1])
         shapes = q.shape, k.shape, v.shape
-        anchor = Attention(*loads, *shapes, scale, causal, empty_row, many, first, sink, window, ring)
+        anchor = Attention(
+            *loads, *shapes, scale, causal, empty_row, many, first, sink, window, ring, activations=activations
+        )
         return self._anchored(anchor, None, None)
 
     def _anchored(self, anchor: Anchor, generic: Expr | None, addend: Expr | None) -> Lowered:

@@ -22,7 +22,7 @@ from rlx.backends.cpu.kernels import control
 from rlx.backends.cpu.kernels.alternatives import emitted
 from rlx.backends.cpu.kernels.attention import decode_cache
 from rlx.backends.cpu.kernels.attention import strategies as attention
-from rlx.backends.cpu.kernels.conv import fused_depthwise
+from rlx.backends.cpu.kernels.conv import fused_depthwise, pairs
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
 from rlx.backends.cpu.kernels.conv import strategies as conv
 from rlx.backends.cpu.kernels.conv.int8 import has_planes
@@ -138,7 +138,8 @@ class CpuBackend(CodeGenerator):
             case MatMul() | Gemm():
                 return not in_pairs
             case ConvOp():
-                return not (in_pairs and is_pointwise(node.op, node.inputs[1].shape))
+                w = node.inputs[1].shape
+                return not (in_pairs and (is_pointwise(node.op, w) or pairs.suits(node.op, w, self.target)))
             case ConvTranspose():
                 return True
         return False  # attention rounds what it reads

@@ -29,6 +29,7 @@ STRATEGIES: Mapping[str, Sequence[CpuStrategy]] = {  # by what they compute, in 
     "matrix products of activations rounded to 8 bits": matmul.Q8,
     "matrix products of operands rounded to bf16": matmul.BF16,
     "matrix products": matmul.MATMUL,
+    "convolutions of operands rounded to bf16": conv.BF16,
     "convolutions": conv.CONV,
     "attention": attention.ATTENTION,
     "convolutions that make the image they read": (FUSED,),

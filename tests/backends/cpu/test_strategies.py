@@ -61,6 +61,8 @@ CASES = {
     "conv.grouped": conv("f32[1, 4, 7, 7]", "f32[1, 8, 9, 9]", "f32[4, 4, 3, 3]", ", groups=2"),
     "conv.im2col+few": conv("f32[1, 4, 7, 7]", "f32[1, 128, 9, 9]", "f32[4, 64, 3, 3]", ", groups=2"),
     "conv.im2col": conv("f32[1, 16, 5, 5]", "f32[1, 8, 9, 9]", "f32[16, 8, 1, 1]", ", strides=(2, 2)"),
+    "conv.implicit_gemm+bf16_pairs": conv("f32[1, 8, 7, 7]", "f32[1, 8, 9, 9]", "f32[8, 8, 3, 3]"),
+    "conv.im2col+bf16_pairs": conv("f32[1, 16, 5, 5]", "f32[1, 8, 9, 9]", "f32[16, 8, 1, 1]", ", strides=(2, 2)"),
     "conv.winograd_f2x2_3x3": conv("f32[1, 512, 7, 7]", "f32[1, 512, 9, 9]", "f32[512, 512, 3, 3]"),
     "conv.winograd_f4x4_3x3": conv("f32[1, 64, 7, 7]", "f32[1, 64, 9, 9]", "f32[64, 64, 3, 3]"),
     "attention.decode": attention("1", "100"),
@@ -82,10 +84,11 @@ FORMATS = {
 }
 
 
+ROUNDED = ["matmul.bf16_thin", "matmul.bf16_pairs", "conv.implicit_gemm+bf16_pairs", "conv.im2col+bf16_pairs"]
 NEEDS = dict.fromkeys(
     ["matmul.int8", "conv.int8", "conv.int8_depthwise", "matmul.i16_pairs", "matmul.panels+f16", "matmul.panels+f28"],
     "avx2",
-) | {"matmul.bf16_thin": "bf16", "matmul.bf16_pairs": "bf16"}
+) | dict.fromkeys(ROUNDED, "bf16")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,7 @@ NEEDS = dict.fromkeys(
 )
 def test_what_computes_it(name: str) -> None:
     """The kernel of the graph's node names its strategy, in explain too, which says why none before it was taken."""
-    precision = "bf16" if name.startswith("matmul.bf16") else "f32"
+    precision = "bf16" if name in ROUNDED else "f32"
     model = rlx.compile(parse_graph(CASES[name]), device="cpu", threads=1, precision=precision)
     assert model.compilation.program is not None
     (kernel,) = [k for k in model.compilation.program.run if k.how == name]

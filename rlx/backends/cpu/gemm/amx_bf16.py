@@ -16,7 +16,7 @@ from rlx.backends.cpu.gemm.amx_f32 import PANEL, routine, tile_shapes
 from rlx.backends.cpu.llvm import amx
 from rlx.backends.cpu.llvm.builder import Function, vec
 
-__all__ = ["block"]
+__all__ = ["STEPS", "block"]
 
 STEPS = 16  # pairs along k of a tile
 COLUMNS = 16  # of a panel

@@ -98,7 +98,7 @@ rlx.backends.cpu.schedule.choice
     Chosen choice:Once way:int number:Function
 rlx.backends.cpu.schedule.attention
     AttentionSchedule q_shape:Shape keys:Size value_depth:Size to_scratch:bool packs:bool causal:bool rates:Rates
-        widens:bool ring:bool
+        widens:bool ring:bool pairs:int
 rlx.backends.cpu.schedule.int8
     Int8Schedule outputs:Size depth:Size pixels:Size groups:int rows:int width:int in_image:Size|none direct:bool
         rates:Rates
@@ -123,7 +123,7 @@ rlx.backends.cpu.schedule.fused_depthwise
         rates:Rates windows:ImplicitGemmSchedule|none
 rlx.backends.cpu.schedule.thin
     ThinSchedule few:Size many:Size k:Size count:Size size:int streamed:int along:bool to_scratch:bool shape:Shape
-        rates:Rates
+        rates:Rates steps:Size
 rlx.backends.cpu.schedule.winograd
     WinogradSchedule m:(int,int) n:(int,int) sizes:Shape kept:int rates:Rates
 rlx.backends.cpu.runtime.image

@@ -6,7 +6,7 @@ from rlx.backends.cpu.schedule.arguments import Extents, thread_count
 from rlx.backends.cpu.schedule.balance import shares, wants_shares
 from rlx.backends.cpu.schedule.base import aligned
 from rlx.backends.cpu.target import Rates
-from rlx.ir.shape import Shape, Size, evaluate
+from rlx.ir.shape import Shape, Size, ceildiv, evaluate
 from rlx.records import dataclass
 
 __all__ = ["AttentionSchedule"]
@@ -32,7 +32,8 @@ class AttentionSchedule:
     """The chunks of attention: `q_shape` is [batch, heads, rows, depth].
 
     `packs`: each chunk brings its keys and values into panels itself. `widens`: and its queries to f32. `ring`: rows of
-    scores begin somewhere in their first `ALIGNED` elements.
+    scores begin somewhere in their first `ALIGNED` elements. `pairs`: operands are words of two bf16, in panels and
+    rows of whole multiples of so many words; 0: they are f32.
     """
 
     q_shape: Shape
@@ -44,6 +45,7 @@ class AttentionSchedule:
     rates: Rates
     widens: bool = False
     ring: bool = False
+    pairs: int = 0
 
     ALIGNED = 64  # keys whose powers are computed side by side: rows of scores are the same from such a number on
     WIDTH = 16  # columns of a panel
@@ -69,11 +71,17 @@ class AttentionSchedule:
         """Elements of a row of scores: not a power of two, and room to finish vectors."""
         return -(-keys // cls.WIDTH) * cls.WIDTH + cls.WIDTH
 
+    @classmethod
+    def words(cls, elements: Size, pairs: int) -> Size:
+        """Words of that many elements along the axis that is summed over: pairs of bf16, or f32."""
+        return ceildiv(elements, 2 * pairs) * pairs if pairs else elements
+
     def __call__(self, extents: Extents) -> AttentionParts:
         batch, heads, rows, depth = (evaluate(s, extents) for s in self.q_shape)
         keys, value_depth = evaluate(self.keys, extents), evaluate(self.value_depth, extents)
         stride = self.stride(keys) + self.ALIGNED * self.ring
-        per_row = 2 * keys * (depth + value_depth) + 60 * keys + 1
+        depth_words, key_words = (evaluate(self.words(n, self.pairs), {}) for n in (depth, keys))
+        per_row = 2 * keys * depth_words + 2 * key_words * value_depth + 60 * keys + 1
         rates = self.rates
         take = min(int(self.MOST * rates.flops / per_row), self.SCORE_BYTES // (4 * stride), self.MAX_ROWS)
         take = max(min(max(take // 6 * 6, 12), rows), 1)
@@ -94,8 +102,9 @@ class AttentionSchedule:
         results = sums + aligned(part * 8)
         panels = results + (part * -(-value_depth // self.WIDTH) * self.WIDTH * 4 if self.to_scratch else 0)
         padded = (-(-n // self.WIDTH) * self.WIDTH for n in (keys, value_depth))
-        total = panels + (4 * sum(n * k for n, k in zip(padded, (depth, keys), strict=True)) if self.packs else 0)
+        held = 4 * sum(n * k for n, k in zip(padded, (depth_words, key_words), strict=True))
+        total = panels + (held if self.packs else 0)
         queries = aligned(total)
-        total = queries + (part * -(-depth // self.WIDTH) * self.WIDTH * 4 if self.widens else 0)
+        total = queries + (part * -(-depth_words // self.WIDTH) * self.WIDTH * 4 if self.widens else 0)
         count = batch * heads * -(-rows // take) if value_depth else 0
         return AttentionParts(take, part, count, stride, sums, results, panels, queries, aligned(total))

@@ -56,7 +56,7 @@ class ThinSchedule:
     """The chunks of `count` products of `few` rows (or columns) and the `many` of the other operand, which is streamed.
 
     `shape` is the result's. An element of sums has `size` bytes, one of the streamed operand `streamed`; `along`: those
-    of a step of k lie side by side; `to_scratch`: sums go to scratch.
+    of a step of k lie side by side; `to_scratch`: sums go to scratch. Blocks of k are those of so many `steps`.
     """
 
     few: Size
@@ -69,6 +69,7 @@ class ThinSchedule:
     to_scratch: bool
     shape: Shape
     rates: Rates
+    steps: Size
 
     def __call__(self, extents: Extents) -> ThinParts:
         if not all(evaluate(s, extents) for s in self.shape):
@@ -87,4 +88,5 @@ class ThinSchedule:
         line = -(-many // blocks) + LEAST
         room = aligned(few * STRIDE * self.size) + aligned(few * k * self.size)
         scratch = room + (aligned(few * line * self.size) if self.to_scratch else 0)
-        return ThinParts(blocks, units, per_chunk, k_block(k), room, line, scratch, -(-units // per_chunk))
+        steps = k_block(evaluate(self.steps, extents))
+        return ThinParts(blocks, units, per_chunk, steps, room, line, scratch, -(-units // per_chunk))

@@ -36,7 +36,7 @@ from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["BF16_PAIRS", "ROUND_PAIRS"]
+__all__ = ["BF16_PAIRS", "ROUND_PAIRS", "added_pairs", "beside", "rounded"]
 
 F32, I32, BF16 = DTYPES["f32"], DTYPES["i32"], DTYPES["bf16"]
 COLUMNS = PANEL_BYTES // F32.itemsize  # of a panel
@@ -93,10 +93,7 @@ class Bf16Pairs(PanelFormat):
         return F32
 
     def multiply_add(self, f: Function, tile: Tile, a: str, b: str, total: str) -> str:
-        name, v = "llvm.x86.avx512bf16.dpbf16ps.512", tile.vector
-        f.declare(name, v, [v, PAIRS, PAIRS])
-        x, y = f.cast("bitcast", a, PAIRS), f.cast("bitcast", b, PAIRS)
-        return f.op(f"call {v} @{name}({v} {total}, {PAIRS} {y}, {PAIRS} {x})", v)
+        return added_pairs(f, a, b, total)
 
     def block_routine(self, tile: Tile) -> Routine | None:
         """Where there are tile registers that are fast, they compute blocks of any number of rows."""
@@ -119,12 +116,31 @@ def _unrounded(x: Expr) -> Expr:
     return x.value
 
 
-def _record(f: Function, parts: list[str], lanes: int, out: str) -> None:
-    """Stores two vectors of f32, rounded."""
+def added_pairs(f: Function, a: str, b: str, total: str) -> str:
+    """The 16 sums with the products of words of two bf16 added."""
+    name = "llvm.x86.avx512bf16.dpbf16ps.512"
+    f.declare(name, FLOATS, [FLOATS, PAIRS, PAIRS])
+    x, y = f.cast("bitcast", a, PAIRS), f.cast("bitcast", b, PAIRS)
+    return f.op(f"call {FLOATS} @{name}({FLOATS} {total}, {PAIRS} {y}, {PAIRS} {x})", FLOATS)
+
+
+def rounded(f: Function, low: str, high: str) -> str:
+    """The bf16 of two vectors of 16 f32, one after the other, as 16 words of two."""
     name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
     f.declare(name, PAIRS, [FLOATS, FLOATS])
-    low, high = parts
-    f.store(f.op(f"call {PAIRS} @{name}({FLOATS} {high}, {FLOATS} {low})", PAIRS), out)
+    made = f.op(f"call {PAIRS} @{name}({FLOATS} {high}, {FLOATS} {low})", PAIRS)
+    return f.cast("bitcast", made, FLOATS)
+
+
+def beside(f: Function, first: str, second: str) -> str:
+    """The bf16 of two vectors of 16 f32 as words that have one of each."""
+    halves = f.cast("bitcast", rounded(f, first, second), vec("i16", 32))
+    return f.cast("bitcast", f.shuffle(halves, None, [16 * (i % 2) + i // 2 for i in range(32)]), FLOATS)
+
+
+def _record(f: Function, parts: list[str], lanes: int, out: str) -> None:
+    """Stores two vectors of f32, rounded."""
+    f.store(rounded(f, *parts), out)
 
 
 ROUND_PAIRS = Rounding("matmul.round_pairs", "bf16", _record)

@@ -12,12 +12,15 @@ from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.epilogue import Epilogue, epilogue_of
+from rlx.backends.cpu.gemm.panels.bf16 import BF16_PAIRS, rounded
+from rlx.backends.cpu.gemm.panels.format import AS_SUMS
 from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.kernels.attention.decode import (
     Rows,
     block_rows,
     copy_rows,
     end_streams,
+    paired_rows,
     row_groups,
     rows_times_rows,
     weighted_rows,
@@ -29,8 +32,8 @@ from rlx.backends.cpu.kernels.attention.pack_kv import (
     count_words,
     counted,
     number_words,
-    pack_columns,
-    pack_rows,
+    pack,
+    pair_unit,
     row_words,
     rows_of,
 )
@@ -70,6 +73,7 @@ __all__ = ["Way", "emit"]
 F32 = DTYPES["f32"]
 WIDTH = AttentionSchedule.WIDTH
 INF = float("inf")
+STEP = 32  # weights that are rounded at a time
 MANY_KEYS = 1 << 14  # from which on a few rows take so long that it is looked whether the run goes on
 I0, I1, I2, I3 = out_vars(4)
 
@@ -118,6 +122,8 @@ class AttentionArguments(Arguments):
     sinks: Address
     sinks_h: Number  # elements from head to head, and from row to row
     sinks_l: Number
+    depth_words: Number  # of a row of queries or keys, and of a column of values, as panels have them
+    key_words: Number
 
 
 @dataclass(frozen=True)
@@ -182,7 +188,8 @@ def _emit_attention(kernel: Kernel, way: Way, target: Target) -> KernelCode:
     whole = way.own_panels
     shapes = anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3]
     ways = not epilogue.in_place, whole, anchor.causal
-    cut = once(AttentionSchedule(*shapes, *ways, target.rates, widens(anchor), anchor.ring))
+    unit = 0 if way.few else pair_unit(anchor, target)
+    cut = once(AttentionSchedule(*shapes, *ways, target.rates, widens(anchor) or unit > 0, anchor.ring, unit))
 
     def panels(x: Expr) -> Argument:
         if way.few or whole:
@@ -212,13 +219,15 @@ def _emit_attention(kernel: Kernel, way: Way, target: Target) -> KernelCode:
         scratch_stride=ScratchStride(),
         row_sums=part(cut, "sums"),
         results=part(cut, "results"),
-        block=0 if way.few else gemm.block_routine(tile_of(F32, target)),
+        block=0 if way.few else gemm.block_routine(tile_of(F32, target, format=BF16_PAIRS if unit else AS_SUMS)),
         **count_words(anchor),
         panels=part(cut, "panels"),
         row_part=part(cut, "part"),
         queries=part(cut, "queries"),
         **place_words(anchor),
         **sink_words(anchor),
+        depth_words=AttentionSchedule.words(anchor.q_shape[3], unit),
+        key_words=AttentionSchedule.words(anchor.k_shape[2], unit),
     )
     for old in _old_rows(kernel) if len(kernel.stores) > 1 else ():
         words += old_words(old)
@@ -243,6 +252,7 @@ class _Code:
         target: Target,
     ) -> None:
         self.anchor, self.way, self.target = anchor, way, target
+        self.unit = 0 if way.few else pair_unit(anchor, target)
         self.copies = dict(zip("kv", _old_rows(kernel), strict=True))
         self.f = gemm.kernel_function(PLACEHOLDER)
         self.lanes = target.lanes
@@ -299,15 +309,14 @@ class _Code:
         if self.way.few:
             return "", ""
         b, _, key_head = at
-        k_size, v_size = (
-            f.mul(f.and_(f.add(n, WIDTH - 1), -WIDTH), m) for n, m in ((w.keys, w.depth), (w.value_depth, w.keys))
-        )
+        sizes = (w.keys, w.depth_words), (w.value_depth, w.key_words)
+        k_size, v_size = (f.mul(f.and_(f.add(n, WIDTH - 1), -WIDTH), m) for n, m in sizes)
         if self.way.own_panels:
             k_panels = f.offset(scratch, w.panels)
             v_panels = f.gep(k_panels, k_size, "float")
-            keys = self.seen.keys
-            pack_columns(f, self.lanes, self.stored("k", b, key_head), k_panels, keys, w.depth)
-            pack_rows(f, self.lanes, self.stored("v", b, key_head), v_panels, keys, w.value_depth, w.keys)
+            stored = self.stored("k", b, key_head), self.stored("v", b, key_head)
+            sizes_of = self.seen.keys, w.depth_words, w.value_depth, w.key_words
+            pack(f, self.lanes, stored, (k_panels, v_panels), sizes_of, self.unit)
             return k_panels, v_panels
         matrix = f.add(f.mul(b, w.key_heads), key_head)
         k_panels = f.gep(w.k_panels, f.mul(matrix, k_size), "float")
@@ -368,18 +377,23 @@ class _Code:
             to = f.gep(scores[0], begin, "float"), scores[1]
             keys, some = panels[0], stop
             if seen.has_start:
-                keys, some = f.gep(keys, f.mul(begin, w.depth), "float"), f.max(f.sub(stop, begin), 0)
-            self.by_panels(lines, keys, w.depth, to, (count, some, w.depth))
+                keys, some = f.gep(keys, f.mul(begin, w.depth_words), "float"), f.max(f.sub(stop, begin), 0)
+            self.by_panels(lines, keys, w.depth_words, to, (count, some, w.depth_words))
 
         def many_results() -> None:
             weights = f.gep(scores[0], from_block, "float"), scores[1]
-            values = f.gep(panels[1], f.mul(from_block, WIDTH) if seen.has_start else 0, "float")
             along = f.max(f.sub(summed, from_block), 0) if seen.has_start else summed
-            self.by_panels(weights, values, w.keys, (result, step), (count, sizes[2], along))
+            before = from_block
+            if self.unit:
+                along = self.weights_in_pairs(weights, count, along)
+                before = f.lshr(from_block, 1) if seen.has_start else 0
+            values = f.gep(panels[1], f.mul(before, WIDTH) if seen.has_start else 0, "float")
+            self.by_panels(weights, values, w.key_words, (result, step), (count, sizes[2], along))
 
         (few_scores if self.way.few else many_scores)()
         look_if(f, self.long)
-        softmax.emit(scope, rows, (from_block, stop if self.way.few else summed), sinks, w.sinks_l)
+        end = stop if self.way.few else f.and_(f.add(summed, STEP - 1), -STEP) if self.unit else summed
+        softmax.emit(scope, rows, (from_block, end), sinks, w.sinks_l)
         look_if(f, self.long)
         (few_results if self.way.few else many_results)()
         self.finish(scope, rows, softmax.sums, result, step)
@@ -391,9 +405,32 @@ class _Code:
         if not widens(self.anchor):
             return rows.floats(f)
         scratch = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
-        to = f.offset(scratch, w.queries), f.and_(f.add(w.depth, 15), -16)
-        widened_rows(f, self.lanes, rows, to, count, w.depth)
+        to = f.offset(scratch, w.queries), f.and_(f.add(w.depth_words, 15), -16)
+        if self.unit:
+            paired_rows(f, self.lanes, rows.in_pairs(), to, count, w.depth_words)
+        else:
+            widened_rows(f, self.lanes, rows, to, count, w.depth)
         return to
+
+    def weights_in_pairs(self, weights: Rows, rows: str, along: str) -> str:
+        """Rounds rows of weights to bf16, in the first halves of their places; the words of a row.
+
+        Zeros stand after a row, up to whole steps.
+        """
+        f, v, unit = self.f, self.vector, self.unit
+
+        def row(i: str, _: list[str]) -> None:
+            line = f.gep(weights[0], f.mul(i, weights[1]), "float")
+
+            def step(j: str, _: list[str]) -> None:
+                p = f.gep(line, j, "float")
+                low, high = f.load(v, p), f.load(v, f.gep(p, self.lanes, "float"))
+                f.store(rounded(f, low, high), f.gep(line, f.lshr(j, 1), "float"))
+
+            f.loop(0, along, STEP, [], step)
+
+        f.loop(0, rows, 1, [], row)
+        return f.and_(f.add(f.lshr(f.add(along, 1), 1), unit - 1), -unit)
 
     def results(self, b: str, h: str) -> Rows:
         """The rows of results, where sums can take their places."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlx.backends.cpu.kernels.attention.stored_rows import StoredRows
-from rlx.backends.cpu.llvm.builder import Function, constant
+from rlx.backends.cpu.llvm.builder import Function, constant, vec
 from rlx.backends.cpu.target import Target
 from rlx.ir.shape import Size
 
@@ -209,6 +209,23 @@ def widened_rows(f: Function, lanes: int, source: StoredRows, to: Rows, rows: st
             f.masked_store(value, f.gep(line, whole, "float"), rest)
 
         f.if_(f.cmp("lt", whole, columns), tail)
+
+    f.loop(0, rows, 1, [], row)
+
+
+def paired_rows(f: Function, lanes: int, source: StoredRows, to: Rows, rows: str, words: str) -> None:
+    """Copies rows of so many words, as the source has them."""
+    whole = f.and_(words, -lanes)
+
+    def row(i: str, _: list[str]) -> None:
+        p, line = source.row(f, i), f.gep(to[0], f.mul(i, to[1]), "float")
+
+        def put(count: int) -> Callable[[str, list[str]], None]:
+            ty = vec("float", count)
+            return lambda d, _: f.store(source.format.some(f, p, d, count), f.gep(line, d, "float"), ty=ty)
+
+        f.loop(0, whole, lanes, [], put(lanes))
+        f.loop(whole, words, 1, [], put(1))
 
     f.loop(0, rows, 1, [], row)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlx.backends.cpu.gemm import amx_bf16
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.panels.bf16 import beside
 from rlx.backends.cpu.gemm.tile import transpose
 from rlx.backends.cpu.kernels.attention.stored_rows import StoredRows, where_of
-from rlx.backends.cpu.llvm.builder import Function, Module
+from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, name_kernel
 from rlx.backends.cpu.schedule.arguments import Address, Argument, Arguments, KernelCode, Number, Pointer, Product
 from rlx.backends.cpu.schedule.attention import AttentionSchedule
@@ -18,7 +20,7 @@ from rlx.kernels.expr import Expr, Load
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Kernel
 
-__all__ = ["count_words", "counted", "emit_pack", "number_words", "pack_columns", "pack_rows", "row_words", "rows_of"]
+__all__ = ["count_words", "counted", "emit_pack", "number_words", "pack", "pair_unit", "row_words", "rows_of"]
 
 WIDTH = AttentionSchedule.WIDTH
 I0, I1, I2, _ = out_vars(4)
@@ -39,10 +41,11 @@ class PackKvArguments(Arguments):
     v_panels: Address
     key_heads: Number
     keys: Number
-    depth: Number
+    depth: Number  # words of a row of keys
     value_depth: Number
     count: Address
     count_b: Number
+    key_words: Number  # elements that a column of values takes in a panel
 
 
 def row_names(name: str) -> tuple[str, str, str, str]:
@@ -101,6 +104,8 @@ def emit_pack(kernel: Kernel, target: Target) -> KernelCode:
     assert isinstance(anchor, Attention)
     batch, heads, keys, depth = anchor.k_shape
     k_panels, v_panels = (Pointer(store.buffer) for store in kernel.stores)
+    unit = pair_unit(anchor, target)
+    key_words, depth_words = (AttentionSchedule.words(n, unit) for n in (keys, depth))
     words = PackKvArguments.given(
         **row_words("k", anchor.k),
         **row_words("v", anchor.v),
@@ -108,9 +113,10 @@ def emit_pack(kernel: Kernel, target: Target) -> KernelCode:
         v_panels=v_panels,
         key_heads=heads,
         keys=keys,
-        depth=depth,
+        depth=depth_words,
         value_depth=anchor.v_shape[3],
         **count_words(anchor),
+        key_words=key_words,
     )
     f = gemm.kernel_function(PLACEHOLDER)
     lanes = target.lanes
@@ -123,11 +129,39 @@ def emit_pack(kernel: Kernel, target: Target) -> KernelCode:
 
     count = counted(f, anchor, w.count, w.count_b, b, w.keys)
     k, v = rows_of(f, w, "k", b, h, anchor.k), rows_of(f, w, "v", b, h, anchor.v)
-    pack_columns(f, lanes, k, panels(w.k_panels, w.depth, w.keys), count, w.depth)
-    pack_rows(f, lanes, v, panels(w.v_panels, w.keys, w.value_depth), count, w.value_depth, w.keys)
+    to = panels(w.k_panels, w.depth, w.keys), panels(w.v_panels, w.key_words, w.value_depth)
+    pack(f, lanes, (k, v), to, (count, w.depth, w.value_depth, w.key_words), unit)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     return KernelCode(symbol, ir, tuple(words), Product((batch, heads)))
+
+
+def pair_unit(anchor: Attention, target: Target) -> int:
+    """Words of which panels have whole multiples, where operands are multiplied in pairs of bf16; 0: as f32.
+
+    A row of keys is whole pairs, and whole steps of tile registers.
+    """
+    unit = amx_bf16.STEPS if target.float_tiles else 1
+    depth = anchor.q_shape[3]
+    rounded = anchor.activations == "bf16" and target.multiplies_bf16
+    return unit if rounded and isinstance(depth, int) and depth % (2 * unit) == 0 else 0
+
+
+def pack(
+    f: Function,
+    lanes: int,
+    rows: tuple[StoredRows, StoredRows],
+    to: tuple[str, str],
+    sizes: tuple[str, str, str, str],
+    unit: int,
+) -> None:
+    """Packs keys and values; `sizes`: how many there are, words of a key, columns of values, words of one of these."""
+    (k, v), (count, depth, value_depth, room) = rows, sizes
+    pack_columns(f, lanes, k.in_pairs() if unit else k, to[0], count, depth)
+    if unit:
+        pack_rows_in_pairs(f, v, to[1], count, value_depth, room, unit)
+    else:
+        pack_rows(f, lanes, v, to[1], count, value_depth, room)
 
 
 def pack_columns(f: Function, lanes: int, x: StoredRows, out: str, rows: str, depth: str) -> None:
@@ -159,6 +193,42 @@ def pack_columns(f: Function, lanes: int, x: StoredRows, out: str, rows: str, de
         f.loop(whole, depth, 1, [], single)
 
     f.loop(0, rows, WIDTH, [], panel)
+
+
+def pack_rows_in_pairs(f: Function, x: StoredRows, out: str, rows: str, columns: str, room: str, unit: int) -> None:
+    """Rows are cut into panels [room][16] of words, each of two rows below each other, in bf16.
+
+    Zeros stand where there are no more columns or rows, up to a multiple of `unit` words.
+    """
+    zero = constant(0.0, vec("float", WIDTH))
+    pairs = f.lshr(rows, 1)
+    filled = f.lshr(f.add(rows, 1), 1)
+    words = f.and_(f.add(filled, unit - 1), -unit)
+
+    def panel(first: str, _: list[str]) -> None:
+        target = f.gep(out, f.mul(first, room), "float")
+        mask = f.mask_below(f.sub(columns, first), WIDTH)
+
+        def line(masked: bool, number: str) -> str:
+            p = x.row(f, number)
+            if masked:
+                return x.format.masked(f, f.offset(p, x.format.at(f, first)), WIDTH, mask)
+            return x.format.some(f, p, first, WIDTH)
+
+        def all_rows(masked: bool) -> None:
+            def put(word: str, second: str) -> None:
+                value = beside(f, line(masked, f.mul(word, 2)), second)
+                f.store(value, f.gep(target, f.mul(word, WIDTH), "float"))
+
+            f.loop(0, pairs, 1, [], lambda word, _: put(word, line(masked, f.add(f.mul(word, 2), 1))))
+            f.if_(f.cmp("ne", f.and_(rows, 1), 0), lambda: put(pairs, zero))
+
+        whole = f.cmp("ge", f.sub(columns, first), WIDTH)
+        f.if_(whole, lambda: all_rows(False), (lambda: all_rows(True)) if x.format.block == 1 else None)
+        ty = vec("float", WIDTH)
+        f.loop(filled, words, 1, [], lambda i, _: f.store(zero, f.gep(target, f.mul(i, WIDTH), "float"), ty=ty))
+
+    f.loop(0, columns, WIDTH, [], panel)
 
 
 def pack_rows(f: Function, lanes: int, x: StoredRows, out: str, rows: str, columns: str, room: str) -> None:

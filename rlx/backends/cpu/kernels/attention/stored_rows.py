@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from rlx.backends.cpu.gemm.panels.bf16 import rounded
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, vec
 from rlx.ir.dtype import DTYPES, DType
@@ -153,6 +154,33 @@ class _Rounded(RowFormat):
         return self._rounded(f, self.format.masked(f, p, lanes, mask), lanes)
 
 
+class _Paired(RowFormat):
+    """Words of two neighbours, rounded to bf16, as elements of f32 to what moves them; others read the elements."""
+
+    block = 1
+
+    def __init__(self, format: RowFormat) -> None:
+        self.format = format.format if isinstance(format, _Rounded) else format
+        self.name, self.nbytes = f"{self.format.name}_pairs", 2 * self.format.nbytes
+
+    def vectors(self, f: Function, p: str, lanes: int) -> list[str]:
+        raise AssertionError("words are read some at a time")
+
+    def some(self, f: Function, row: str, d: str | int, lanes: int) -> str:
+        first = 2 * d if isinstance(d, int) else f.mul(d, 2)
+        if lanes > 1:
+            after = f.add(first, lanes) if isinstance(first, str) else first + lanes
+            return rounded(f, *(self.format.some(f, row, at, lanes) for at in (first, after)))
+        two = "poison"
+        for lane in (0, 1):
+            element = self.format.some(f, row, f.add(first, lane), 1)
+            two = f.insert(two, element, lane, vec("float", 2))
+        return f.cast("bitcast", convert.convert(f, two, F32, DTYPES["bf16"], 2), "float")
+
+    def masked(self, f: Function, p: str, lanes: int, mask: str) -> str:
+        raise AssertionError("rows of words are whole")
+
+
 @dataclass(frozen=True)
 class StoredRows:
     """Rows in memory: the address of the first, the bytes from row to row, and the format of both."""
@@ -168,6 +196,10 @@ class StoredRows:
     def from_row(self, f: Function, number: str | int) -> StoredRows:
         """The rows from this one on."""
         return replace(self, start=self.row(f, number))
+
+    def in_pairs(self) -> StoredRows:
+        """The same rows, read as words of two neighbours in bf16."""
+        return replace(self, format=_Paired(self.format))
 
     def floats(self, f: Function) -> tuple[str, str]:
         """The address, and the elements from row to row, of rows of f32."""

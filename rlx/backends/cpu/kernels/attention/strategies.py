@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rlx.backends.cpu.kernels.alternatives import alternatives, only_where
 from rlx.backends.cpu.kernels.attention.attention import Way, emit
 from rlx.backends.cpu.kernels.attention.grouped_heads import heads_as_rows
-from rlx.backends.cpu.kernels.attention.pack_kv import emit_pack
+from rlx.backends.cpu.kernels.attention.pack_kv import emit_pack, pair_unit
 from rlx.backends.cpu.kernels.attention.stored_rows import BLOCKS, FLOATS, in_place
 from rlx.backends.cpu.loops.nest import emit_nest
 from rlx.backends.cpu.schedule.arguments import KernelCode
@@ -27,7 +27,7 @@ from rlx.records import replace
 
 __all__ = ["ATTENTION", "Attend", "accepts_blocks", "accepts_operand", "layout", "unsuited"]
 
-F32 = DTYPES["f32"]
+F32, BF16 = DTYPES["f32"], DTYPES["bf16"]
 WIDTH = AttentionSchedule.WIDTH
 I0, I1, I2, I3 = out_vars(4)
 
@@ -56,27 +56,36 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     return computed(kernel, ATTENTION, setting)
 
 
-def _packed(kernel: Kernel) -> list[Kernel]:
+def _packed(kernel: Kernel, target: Target) -> list[Kernel]:
     """The kernel that packs keys and values into panels, and the one that reads those."""
     anchor = kernel.anchor
     assert isinstance(anchor, Attention)
     batch, heads, keys, depth = anchor.k_shape
     value_depth = anchor.v_shape[3]
-    b, h, panel, row, lane = out_vars(5)
-    column = panel * WIDTH + lane
+    b, h, panel, row, lane, half = out_vars(6)
+    column, unit = panel * WIDTH + lane, pair_unit(anchor, target)
+    along: Expr = row * 2 + half if unit else row
+    dtype = BF16 if unit else F32
 
-    def panels(role: str, operand: Expr, shape: Shape, at: tuple[Expr, ...], size: Size) -> tuple[Expr, Store]:
-        buffer = Buffer(f"{kernel.stores[0].buffer.name}.{role}", "arena", shape, F32)
+    def panels(
+        role: str, operand: Expr, shape: Shape, at: tuple[Expr, ...], sizes: tuple[Size, Size]
+    ) -> tuple[Expr, Store]:
+        own = (*shape, 2) if unit else shape
+        buffer = Buffer(f"{kernel.stores[0].buffer.name}.{role}", "arena", own, dtype)
         element = substitute_vars(operand, dict(zip((I0, I1, I2, I3), at, strict=True)))
-        inside = column < size_expr(size)
-        value = Select(inside, guarded(_wide(element), inside), const(0.0, F32))
-        packed = Load(buffer, (b, h, const(0, I64), const(0, I64), const(0, I64)), F32)
-        return packed, Store(buffer, shape, (b, h, panel, row, lane), value)
+        inside = column < size_expr(sizes[0])
+        if unit:
+            inside = inside & (along < size_expr(sizes[1]))
+        value = Select(inside, guarded(element if unit else _wide(element), inside), const(0.0, dtype))
+        words = buffer.view(shape, F32) if unit else buffer
+        packed = Load(words, (b, h, const(0, I64), const(0, I64), const(0, I64)), F32)
+        return packed, Store(buffer, own, out_vars(len(own)), value)
 
-    k_shape = (batch, heads, ceildiv(keys, WIDTH), depth, WIDTH)
-    v_shape = (batch, heads, ceildiv(value_depth, WIDTH), keys, WIDTH)
-    k, k_store = panels("k", anchor.k, k_shape, (b, h, column, row), keys)
-    v, v_store = panels("v", anchor.v, v_shape, (b, h, row, column), value_depth)
+    depth_words, key_words = (AttentionSchedule.words(n, unit) for n in (depth, keys))
+    k_shape = (batch, heads, ceildiv(keys, WIDTH), depth_words, WIDTH)
+    v_shape = (batch, heads, ceildiv(value_depth, WIDTH), key_words, WIDTH)
+    k, k_store = panels("k", anchor.k, k_shape, (b, h, column, along), (keys, depth))
+    v, v_store = panels("v", anchor.v, v_shape, (b, h, along, column), (value_depth, keys))
     keys_only = replace(anchor, q=anchor.k, score=None, sinks=None, place=None)
     pack = Kernel("pack k, v", (k_store, v_store), keys_only, nodes=kernel.nodes, strategy=PACK)
     return [pack, kernel.with_anchor(replace(anchor, k=k, v=v))]
@@ -153,7 +162,7 @@ class _Packed(Attend):
         return None if isinstance(_query_rows(kernel), int) else "the number of query rows is known at the run only"
 
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
-        return _packed(kernel)
+        return _packed(kernel, setting.target)
 
     def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
         anchor = kernel.anchor

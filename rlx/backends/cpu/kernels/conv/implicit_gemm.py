@@ -20,6 +20,7 @@ from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.accumulators import Windows
 from rlx.backends.cpu.gemm.chunk import chunk_of, row_parts
 from rlx.backends.cpu.gemm.epilogue import Epilogue
+from rlx.backends.cpu.gemm.panels.format import AS_SUMS, PanelFormat
 from rlx.backends.cpu.gemm.tile import HALF, Tile, tile_of
 from rlx.backends.cpu.kernels.conv import im2col, register_tiles
 from rlx.backends.cpu.kernels.conv.geometry import (
@@ -86,7 +87,8 @@ def unsuited(kernel: Kernel, target: Target) -> str | None:
     geo = geometry(kernel)
     if geo.kernel == (1, 1):
         return "its windows are single pixels"
-    if geo.groups != 1 and target.multiplies_by_tiles("f32"):
+    assert isinstance(kernel.anchor, Conv)
+    if geo.groups != 1 and target.multiplies_by_tiles("f32") and not kernel.anchor.activations:
         return "it has several groups"
     if not suits(kernel):
         return "the rows of its windows are not contiguous"
@@ -247,12 +249,12 @@ def begin(
     return Begun(f, emitter, epilogue, run, w, cut, chunk.matrix, columns, pixels, a, offsets, sums)
 
 
-def emit(kernel: Kernel, target: Target) -> KernelCode:
+def emit(kernel: Kernel, target: Target, format: PanelFormat = AS_SUMS) -> KernelCode:
     """The convolution with its epilogue."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     dtype = anchor.x.dtype
-    tile = tile_of(dtype, target).of_one_panel
+    tile = tile_of(dtype, target, format=format).of_one_panel
     here = begin(kernel, tile.width, _block_routine(tile), conv_epilogue(kernel, dtype).in_place, target)
     f, emitter, epilogue, w, a, (n0, n1) = here.f, here.emitter, here.epilogue, here.w, here.a, here.columns
     ty, width, depth = tile.scalar, tile.width, w.depth
@@ -377,6 +379,10 @@ def _block(tile: Tile) -> Function:
 class ImplicitGemm(PackedWeights):
     """Windows of several pixels, whose rows are contiguous, or copied so for a group or a dilation: read row by row."""
 
+    def __init__(self, name: str, format: PanelFormat = AS_SUMS) -> None:
+        super().__init__(name)
+        self.format = format
+
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         geo = geometry(kernel)
         if geo.groups > 1 and is_few(geo.outputs):
@@ -384,7 +390,7 @@ class ImplicitGemm(PackedWeights):
         return unsuited(kernel, setting.target)
 
     def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
-        return [emit(kernel, target)]
+        return [emit(kernel, target, self.format)]
 
     @property
     def measured_as(self) -> str:

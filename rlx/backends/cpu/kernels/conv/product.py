@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlx.backends.cpu.gemm import amx_bf16
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.accumulators import Matrix
 from rlx.backends.cpu.gemm.chunk import row_parts
 from rlx.backends.cpu.gemm.epilogue import Epilogue
+from rlx.backends.cpu.gemm.panels.format import AS_SUMS, PanelFormat
 from rlx.backends.cpu.gemm.tile import Tile, tile_of
 from rlx.backends.cpu.kernels.conv import im2col, register_tiles
 from rlx.backends.cpu.kernels.conv.geometry import (
@@ -58,8 +60,15 @@ def gathers_for_tiles(kernel: Kernel, target: Target) -> bool:
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     geo = geometry(kernel)
+    if anchor.activations:
+        return in_tiles(geo, target)
     outputs, depth = (s if isinstance(s, int) else MANY for s in (geo.outputs, geo.depth))
     return target.multiplies_by_tiles(anchor.x.dtype.name) and conv_by_tiles(MANY, outputs, depth)
+
+
+def in_tiles(geo: Geometry, target: Target) -> bool:
+    """Whether tile registers multiply windows of pairs of bf16: they take whole steps of k."""
+    return target.float_tiles and isinstance(geo.depth, int) and geo.depth % amx_bf16.STEPS == 0
 
 
 def in_image(geo: Geometry) -> Size | None:
@@ -83,16 +92,21 @@ def last_columns(outputs: Size, tile: Tile) -> int:
     return last if last % 8 == 0 else 0
 
 
-def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: Target) -> KernelCode:
+def _emit_product(
+    kernel: Kernel, from_window: Size | None, few: bool, target: Target, format: PanelFormat = AS_SUMS
+) -> KernelCode:
     """`from_window`: the step from window to window where all lie in the image. `few`: sums are dot products."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     dtype = anchor.x.dtype
-    wide = tile_of(dtype, target)  # of whole blocks; windows are gathered, and finished in registers, by another
-    tile = wide.of_one_panel
     geo, epilogue = geometry(kernel), conv_epilogue(kernel, dtype)
+    in_pairs = format is not AS_SUMS
+    pairs_by_tiles = in_pairs and in_tiles(geo, target)
+    made_for = target if pairs_by_tiles or not in_pairs else replace(target, float_tiles=False)
+    wide = tile_of(dtype, made_for, format=format)  # of whole blocks; another one gathers, and finishes in registers
+    tile = wide.of_one_panel
     cut = once(
         ConvSchedule(
             geo.outputs,
@@ -105,7 +119,7 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
             from_window,
             epilogue.in_place,
             target.rates,
-            target.multiplies_by_tiles(dtype.name) and not few,
+            target.multiplies_by_tiles(dtype.name) and format.by_tiles and not few,
         )
     )
     block = im2col.dots_routine(tile) if few else gemm.block_routine(wide)
@@ -114,7 +128,8 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)
     epilogue.prepare(emitter)
-    parts = _Parts(emitter, epilogue, tile, geo.outputs, few)
+    in_registers = not few and not pairs_by_tiles and register_tiles.suits(epilogue)
+    parts = _Parts(emitter, epilogue, tile, geo.outputs, few, in_registers)
     windows = gathered(parts.w, parts.product) if from_window is None else parts.product.in_memory
     row_parts(f, (parts.product.at.r0, parts.product.at.r1), parts.w.part, windows, parts.emit)
     f.ret()
@@ -129,10 +144,12 @@ class _Parts:
     `count` outputs of the chunk, `first` is the number of the first one among those of all groups.
     """
 
-    def __init__(self, emitter: Emitter, epilogue: Epilogue, tile: Tile, outputs: Size, few: bool) -> None:
+    def __init__(
+        self, emitter: Emitter, epilogue: Epilogue, tile: Tile, outputs: Size, few: bool, in_registers: bool
+    ) -> None:
         f = emitter.f
         self.f, self.emitter, self.epilogue, self.tile, self.few = f, emitter, epilogue, tile, few
-        self.in_registers = not few and register_tiles.suits(epilogue)
+        self.in_registers = in_registers
         self.last = last_columns(outputs, tile) if self.in_registers else 0
         self.w = ConvArguments.loaded(f)
         self.product = window_product(f, self.w, tile)
@@ -228,8 +245,9 @@ def _arguments(
 class Im2col(PackedWeights):
     """Any windows, gathered into scratch a block of pixels at a time; of few outputs as dot products."""
 
-    def __init__(self, name: str, *, few: bool = False) -> None:
+    def __init__(self, name: str, format: PanelFormat = AS_SUMS, *, few: bool = False) -> None:
         super().__init__(name)
+        self.format = format
         self.few = few
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
@@ -237,7 +255,7 @@ class Im2col(PackedWeights):
         return None if few or not self.few else f"it has more than {FEW_OUTPUTS} outputs a group"
 
     def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
-        return [_emit_product(kernel, None, self.few, target)]
+        return [_emit_product(kernel, None, self.few, target, self.format)]
 
     @property
     def measured_as(self) -> str:

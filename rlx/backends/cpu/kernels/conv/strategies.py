@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.backends.cpu.kernels.conv import implicit_gemm, winograd
+from rlx.backends.cpu.gemm.panels.bf16 import BF16_PAIRS
+from rlx.backends.cpu.kernels.conv import implicit_gemm, pairs, winograd
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
 from rlx.backends.cpu.kernels.conv.depthwise import Depthwise
 from rlx.backends.cpu.kernels.conv.few_outputs import FewOutputs
@@ -32,7 +33,7 @@ from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["CONV", "accepts_operand", "layout", "unsuited"]
+__all__ = ["BF16", "CONV", "accepts_operand", "layout", "unsuited"]
 
 F32 = DTYPES["f32"]
 FEW_TAPS = 32  # of a window of one plane
@@ -54,6 +55,12 @@ CONV: tuple[CpuStrategy, ...] = (
     int8_conv.Int8("conv.int8"),
     *map(winograd.Winograd, FORMS),
     *SUMS,
+)
+
+# Of operands rounded to bf16 that an instruction multiplies in pairs.
+BF16: tuple[CpuStrategy, ...] = (
+    ImplicitGemm("conv.implicit_gemm+bf16_pairs", BF16_PAIRS),
+    Im2col("conv.im2col+bf16_pairs", BF16_PAIRS),
 )
 
 
@@ -79,7 +86,8 @@ def layout(kernel: Kernel, setting: Setting, strategies: Sequence[CpuStrategy] =
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     made: list[Kernel] = []
-    if anchor.x.dtype.is_float and anchor.x.dtype.bits < 32:  # summed in f32
+    in_pairs = anchor.activations == "bf16" and pairs.are_many(anchor.w_shape, anchor.groups)
+    if anchor.x.dtype.is_float and anchor.x.dtype.bits < 32 and not in_pairs:  # summed in f32
         anchor = replace(anchor, x=Cast(anchor.x, F32), w=Cast(anchor.w, F32))
         kernel = kernel.with_anchor(anchor)
     if len(anchor.x_shape) == 5:
@@ -91,6 +99,9 @@ def layout(kernel: Kernel, setting: Setting, strategies: Sequence[CpuStrategy] =
         kernel = made.pop()
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
+    if in_pairs:
+        *rounding, kernel = pairs.of_pairs(kernel)
+        return [*made, *rounding, *computed(kernel, BF16, setting)]
     if not _channels_together(anchor) and not _from_planes(kernel):
         image, copy = _channels_last(kernel, anchor)
         made.append(copy)

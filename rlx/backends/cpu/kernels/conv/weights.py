@@ -8,7 +8,7 @@ from rlx.backends.cpu.gemm import requantise
 from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.backends.cpu.target import Target
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv
 from rlx.kernels.expr import Apply, Cast, Expr, Load, Select, const, guarded, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
@@ -21,7 +21,7 @@ __all__ = [
     "with_weights", "without_denormals",
 ]  # fmt: skip
 
-
+BF16 = DTYPES["bf16"]
 FEW_OUTPUTS = 4
 
 
@@ -31,7 +31,10 @@ def is_few(outputs: Size) -> bool:
 
 
 def packed(kernel: Kernel, dtype: DType, target: Target) -> tuple[Buffer, Store]:
-    """Weights [O, C, *kernel] as panels [groups, O / width, kernel, C, width] padded with zeros, or [O, kernel, C]."""
+    """Weights [O, C, *kernel] as panels [groups, O / width, kernel, C, width] padded with zeros, or [O, kernel, C].
+
+    Of operands rounded to bf16, C counts pairs of channels, and panels have words of two neighbours each.
+    """
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     window, channels = anchor.w_shape[2:], anchor.w_shape[1]
@@ -47,9 +50,13 @@ def packed(kernel: Kernel, dtype: DType, target: Target) -> tuple[Buffer, Store]
     else:
         shape = (anchor.groups, ceildiv(outputs, width), *window, channels, width)
         own = out_vars(len(shape))
+        channel: Expr = own[-2]
+        if dtype is BF16:
+            shape = (*shape, 2)
+            channel = channel * 2 + out_vars(len(shape))[-1]
         at = own[1] * width + own[-1]
         whole = own[0] * size_expr(outputs) + at
-        element = substitute_vars(anchor.w, {**dict(zip(taps, own[2:-2], strict=True)), o: whole, c: own[-2]})
+        element = substitute_vars(anchor.w, {**dict(zip(taps, own[2:-2], strict=True)), o: whole, c: channel})
         if not (isinstance(outputs, int) and outputs % width == 0):
             inside = at < size_expr(outputs)
             element = Select(inside, guarded(element, inside), const(0, element.dtype))
@@ -58,7 +65,7 @@ def packed(kernel: Kernel, dtype: DType, target: Target) -> tuple[Buffer, Store]
     element = element if element.dtype is dtype else Cast(element, dtype)
     if static and dtype.name == "f32":
         element = without_denormals(element)
-    return buffer, Store(buffer, shape, own, element)
+    return buffer, Store(buffer, shape, out_vars(len(shape)), element)
 
 
 def without_denormals(w: Expr) -> Expr:
@@ -96,8 +103,12 @@ class PackedWeights(ConvStrategy):
 
     def packed(self, kernel: Kernel, target: Target) -> tuple[Buffer, Store]:
         """The weights in the layout of the strategy, and what stores them there."""
-        assert isinstance(kernel.anchor, Conv)
-        return packed(kernel, kernel.anchor.x.dtype, target)
+        anchor = kernel.anchor
+        assert isinstance(anchor, Conv)
+        if not anchor.activations:
+            return packed(kernel, anchor.x.dtype, target)
+        buffer, store = packed(kernel, BF16, target)
+        return buffer.view(buffer.shape[:-1], anchor.x.dtype), store  # words, as those of the image
 
 
 Packing = Callable[[Kernel], tuple[list[Kernel], tuple[Buffer, ...]]]

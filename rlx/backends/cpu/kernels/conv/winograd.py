@@ -12,7 +12,7 @@ An infinity or nan in the image spoils the results of its whole tile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -63,7 +63,7 @@ from rlx.kernels.expr import Load, const
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 
-__all__ = ["OrSums", "Winograd", "choose", "few_pixels", "has_few", "possible"]
+__all__ = ["OrSums", "Winograd", "choose", "fastest", "few_pixels", "has_few", "possible"]
 
 MIN_CHANNELS = 16  # a whole vector of any machine: the transforms overlap the last one with the one before
 WIDTH = WinogradSchedule.WIDTH
@@ -152,6 +152,11 @@ def choose(kernel: Kernel, target: Target) -> str:
     outputs, channels = _sizes(anchor)
     assert isinstance(outputs, int)
     assert isinstance(channels, int)
+    return fastest(names, outputs, channels, target)
+
+
+def fastest(names: Sequence[str], outputs: int, channels: int, target: Target) -> str:
+    """The one of these forms that takes the fewest operations for such sizes of a group, "" if plain sums do."""
     panels = -(-outputs // (WIDTH // 2)) / 2
 
     def cycles(form: Form) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from rlx.backends.cpu.gemm.chunk import batch_indices, place_of
 from rlx.backends.cpu.gemm.epilogue import Epilogue, epilogue_of
 from rlx.backends.cpu.gemm.kernel import kernel_function
+from rlx.backends.cpu.gemm.panels.bf16 import BF16_PAIRS
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in, rows_in_place
 from rlx.backends.cpu.kernels.alternatives import alternatives, only_where
 from rlx.backends.cpu.kernels.matmul.product import Product
@@ -39,7 +40,7 @@ from rlx.backends.cpu.schedule.thin import MOST, ThinParts, ThinSchedule, may_be
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DType
-from rlx.ir.shape import Size, size_product
+from rlx.ir.shape import Size, exact_div, size_product
 from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import I64, Cast, Expr, Load, Var, const, walk
 from rlx.kernels.lowering import Contract, out_vars
@@ -150,41 +151,60 @@ class Thin(CpuStrategy):
         return None if _sides(_with_rows(kernel)[0]) else "its large operand is no matrix in memory"
 
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
-        kernel, copies = _with_rows(kernel)
+        kernel, copies = self._rows_ready(kernel)
         assert isinstance(kernel.anchor, Contract)
         if any(_sides(kernel).values()):
             return [*copies, kernel]
         *before, product = self.by_panels.layout(kernel, setting)
-        assert isinstance(product.anchor, Contract)
-        assert isinstance(product.anchor.b, Load)
+        packed = product.anchor
+        assert isinstance(packed, Contract)
+        assert isinstance(packed.a, Load)
+        assert isinstance(packed.b, Load)
         choice = _choice(kernel)
         packs = [only_where(k, "matmul.pack", choice, len(choice.ways)) for k in before]
-        return [*copies, *packs, replace(kernel, operands=(product.anchor.b.source,))]
+        rows = (packed.a.source,) if packed.a != kernel.anchor.a else ()  # in a layout of their own
+        return [*copies, *packs, replace(kernel, operands=(packed.b.source, *rows))]
+
+    def _rows_ready(self, kernel: Kernel) -> tuple[Kernel, list[Kernel]]:
+        """The kernel whose A is read as it lies, and what copies it to where it is where it can't be."""
+        return _with_rows(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
         thin = [_emit(kernel, few_rows, target) for few_rows in _sides(kernel)]
         if not kernel.operands:
             return thin
-        (panels,) = kernel.operands
+        panels, *rows = kernel.operands
         anchor = kernel.anchor
         assert isinstance(anchor, Contract)
-        used = [v for v in out_vars(len(kernel.stores[0].extents))[:-2] if v in set(walk(anchor.b))]
-        zero = const(0, I64)
-        by_panels = replace(anchor, b=Load(panels, (*used, zero, DEPTH, zero), panels.dtype))
+        *batch, row, _ = out_vars(len(kernel.stores[0].extents))
+        zero, (of_a, of_b) = const(0, I64), ([v for v in batch if v in set(walk(x))] for x in (anchor.a, anchor.b))
+        by_panels = replace(anchor, b=Load(panels, (*of_b, zero, DEPTH, zero), panels.dtype))
+        if rows:
+            by_panels = replace(by_panels, a=Load(rows[0], (*of_a, row, DEPTH), rows[0].dtype))
         otherwise = self.by_panels.emit(replace(kernel, anchor=by_panels, operands=()), target)
         return alternatives(_choice(kernel), *([code] for code in thin), otherwise)
 
 
 class ThinRounded(Thin):
-    """Up to 12 rows or columns, of operands that a run brings and that are rounded to bf16 as they are read."""
+    """Up to 12 rows or columns, of operands that a run brings and that are rounded to bf16 as they are read.
+
+    Where the number of both is known at the run only, there is code for panels too, whose sums have the same bits if
+    both multiply pairs.
+    """
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         anchor = kernel.anchor
         assert isinstance(anchor, Contract)
         if is_fixed(anchor.b):
             return "its second operand can be packed before any run"
-        always = any(_sides(kernel).values())
-        return None if always else f"it may have more than {MOST} rows and columns, or lies in no matrices"
+        sides = _sides(kernel)
+        if not sides or (not any(sides.values()) and setting.target.float_tiles):
+            return f"it may have more than {MOST} rows and columns, or lies in no matrices"
+        alike = all(_are_pairs(kernel, side, setting.target) for side in sides)
+        return None if any(sides.values()) or alike else "its depth may be odd"
+
+    def _rows_ready(self, kernel: Kernel) -> tuple[Kernel, list[Kernel]]:
+        return kernel, []  # both layouts round them where they lie
 
 
 def _with_rows(kernel: Kernel) -> tuple[Kernel, list[Kernel]]:
@@ -204,6 +224,20 @@ def _choice(kernel: Kernel) -> Choice:
     return Choice(tuple(thin_limits(*_pairs(anchor, few_rows)) for few_rows in _sides(kernel)))
 
 
+def _are_pairs(kernel: Kernel, few_rows: bool, target: Target) -> bool:
+    """Whether words of two bf16 are multiplied: of operands of f32 that are rounded, with an even depth."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Contract)
+    a, b = _readings(kernel)
+    assert a is not None
+    assert b is not None
+    many = b if few_rows else a
+    rounded = target.multiplies_bf16 and a.narrow is not None and a.narrow.name == "bf16"
+    floats = all(x.load.dtype.name == "f32" for x in (a, b))
+    whole = exact_div(anchor.k, 2) is not None and (many.step == 1 or exact_div(many.step, 2) is not None)
+    return rounded and floats and whole
+
+
 # ---- code
 
 
@@ -221,13 +255,18 @@ def _emit(kernel: Kernel, few_rows: bool, target: Target) -> KernelCode:
     epilogue = epilogue_of(store, [row], [anchor.m], column, anchor.n, sums)
     in_place = epilogue.in_place and (few_rows or (anchor.n == 1 and c.coefs.get(row, 0) == 1))
     along = many.step == 1
-    types = Types(sums, many.load.dtype, few.load.dtype, target.vector_bytes, many.narrow)
+    types = Types(
+        sums, many.load.dtype, few.load.dtype, target.vector_bytes, many.narrow, _are_pairs(kernel, few_rows, target)
+    )
     products = size_product(store.extents[:-2])
-    sizes = (*_pairs(anchor, few_rows), anchor.k, products, sums.itemsize, many.load.dtype.itemsize)
-    cut = once(ThinSchedule(*sizes, along, not in_place, store.extents, target.rates))
+    k = anchor.k // 2 if types.pairs else anchor.k
+    sizes = (*_pairs(anchor, few_rows), k, products, sums.itemsize, types.step_bytes)
+    steps = BF16_PAIRS.steps(anchor.k) if types.pairs else k  # as those of panels are cut into blocks
+    cut = once(ThinSchedule(*sizes, along, not in_place, store.extents, target.rates, steps))
     count = _pairs(anchor, few_rows)[0]
     block = routine(types, count if isinstance(count, int) else None, along=along)
-    table = ArgumentTable(_arguments(anchor, (few, many), few_rows, (store, c, row) if in_place else None, cut, block))
+    results = (store, c, row) if in_place else None
+    table = ArgumentTable(_arguments(replace(anchor, k=k), (few, many), few_rows, results, cut, block, types.pairs))
     f = kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)
     epilogue.prepare(emitter)
@@ -243,7 +282,9 @@ def _emit(kernel: Kernel, few_rows: bool, target: Target) -> KernelCode:
         starts = [place_of(f, table, at, [x.coefs.get(v, 0) for v in batch]) for x in (few.index, many.index, c)]
         memory = [convert.memory_type(x.load.dtype) for x in (few, many)]
         rows = f.gep(w.few, starts[0], memory[0])
-        streamed = f.gep(w.many, f.add(starts[1], j0 if along else f.mul(j0, w.step)), memory[1])
+        streamed = f.gep(w.many, f.add(starts[1], j0) if along else starts[1], memory[1])
+        if not along:
+            streamed = f.gep(streamed, f.mul(j0, w.step), types.step)
         out = f.gep(w.out, f.add(starts[2], j0), ty) if in_place else f.offset(own, w.room)
         sizes = [w.line, w.rows, f.sub(j1, j0), w.k, w.block]
         f.call(w.sums, [streamed, w.step, rows, w.few_step, w.k_step, out, *sizes, own])
@@ -268,8 +309,9 @@ def _arguments(
     results: tuple[Store, Affine, Var] | None,
     cut: Callable[[Extents], ThinParts],
     block: Routine,
+    pairs: bool,
 ) -> list[Argument]:
-    """What `ThinArguments` are, of the few and the others. `results`: where sums take the places of their results."""
+    """What `ThinArguments` are, of the few and the others, k in steps. `results`: where sums lie as results do."""
     few, many = operands
     out: Argument = Scratch()
     line: Argument = part(cut, "line")
@@ -279,7 +321,7 @@ def _arguments(
         line = index.coefs.get(row, 0)
     return ThinArguments.given(
         many=Pointer(many.load.source, many.index.constant * many.load.dtype.itemsize),
-        step=many.k_step if many.step == 1 else many.step,
+        step=many.k_step if many.step == 1 else many.step // 2 if pairs else many.step,
         few=Pointer(few.load.source, few.index.constant * few.load.dtype.itemsize),
         few_step=few.step,
         k_step=few.k_step,

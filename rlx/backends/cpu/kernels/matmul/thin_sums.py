@@ -7,6 +7,9 @@ at a time, to a strip of sums that stays in L1. `across`: those of neighbouring 
 vector has lanes are transposed in registers: lines of more rows might drive each other out of the cache. Where there
 are four blocks of k (see below), lanes are a quarter as many rows and four blocks of each, for the same reason.
 
+Where both operands are rounded to bf16 and an instruction multiplies pairs of them, a step is two of k, a word: `along`
+two rows of k become one of words, `across` two neighbours are a word, so k is even.
+
 Lanes are always different sums. Each sum is a chain of fma over k in blocks of so many steps, blocks are added up in
 order: its bits are those of a product by panels (`gemm.kernel`), and depend on no other row or column.
 """
@@ -17,6 +20,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from itertools import product
 
+from rlx.backends.cpu.gemm.panels.bf16 import added_pairs, beside, rounded
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, arguments_of, constant, vec, void, width
 from rlx.backends.cpu.schedule.arguments import Routine
@@ -50,7 +54,7 @@ LINE = 64  # bytes of each row that are added before those after them: a line of
 class Types:
     """The element types of the sums, of both operands in memory, and of what these are rounded to, if they are.
 
-    Vectors have so many bytes.
+    Vectors have so many bytes. `pairs`: steps are words of two bf16, of operands in f32.
     """
 
     sums: DType
@@ -58,6 +62,7 @@ class Types:
     few: DType
     vector_bytes: int
     narrow: DType | None = None
+    pairs: bool = False
 
     @property
     def lanes(self) -> int:
@@ -66,7 +71,21 @@ class Types:
     @property
     def streamed(self) -> str:
         """What tells the sums of these apart from others, in names of functions."""
-        return "_".join(d.name for d in (self.sums, self.many, self.narrow) if d)
+        return "_".join([*(d.name for d in (self.sums, self.many, self.narrow) if d), *["pairs"] * self.pairs])
+
+    @property
+    def step(self) -> str:
+        """The type in memory of a step of k of a row of the streamed operand."""
+        return "i64" if self.pairs else convert.memory_type(self.many)
+
+    @property
+    def step_bytes(self) -> int:
+        return self.many.itemsize * (2 if self.pairs else 1)
+
+    @property
+    def steps(self) -> int:
+        """Steps of k that are added to a strip at once."""
+        return STEPS // 2 if self.pairs else STEPS
 
     @property
     def scalar(self) -> str:
@@ -80,6 +99,18 @@ class Types:
     @property
     def vector(self) -> str:
         return vec(self.scalar, self.lanes)
+
+    def multiply_add(self, f: Function, x: str, y: str, total: str) -> str:
+        """total + x * y, lane by lane, of words the products of both halves."""
+        return added_pairs(f, x, y, total) if self.pairs else f.fma(x, y, total, self.vector)
+
+    def of_steps(self, f: Function, x: str) -> str:
+        """Steps of the streamed operand, as many as a vector has lanes, as they are multiplied."""
+        if not self.pairs:
+            return self.widened(f, x, self.many, self.lanes)
+        every = f.cast("bitcast", x, vec("float", 2 * self.lanes))
+        low, high = (f.shuffle(every, None, [self.lanes * half + i for i in range(self.lanes)]) for half in (0, 1))
+        return rounded(f, low, high)
 
     def widened(self, f: Function, x: str, dtype: DType, w: int) -> str:
         """Elements of memory in the type of the sums."""
@@ -97,7 +128,7 @@ def routine(types: Types, rows: int | None = None, *, along: bool) -> Routine:
     `few_step` and `k_step` are those of `few`. Across there are at least `LEAST` columns. `room` has rows * k elements,
     and along as many strips of sums.
     """
-    names = "_".join(d.name for d in (types.sums, types.many, types.few, types.narrow) if d)
+    names = "_".join([types.streamed, types.few.name])
     way, together = ("along", TOGETHER) if along else ("across", ACROSS)
     counts = _counts(rows, together)
     name = "_".join([f"rlx_thin_{way}_{names}x{types.lanes}", *([str(rows)] if rows else [])])
@@ -140,8 +171,16 @@ def _copy(f: Function, types: Types, target: str, together: int, whole: str) -> 
 
         def steps(k0: str, k1: str, line: str, start: str, stride: str) -> None:
             def element(k: str, _: list[str]) -> None:
-                x = f.load(memory, f.gep(line, f.mul(k, "%k_step"), memory))
-                f.store(types.widened(f, x, types.few, 1), f.gep(start, f.mul(f.sub(k, k0), stride), ty))
+                if types.pairs:
+                    first = f.mul(f.mul(k, 2), "%k_step")
+                    two = [f.load(memory, f.gep(line, i, memory)) for i in (first, f.add(first, "%k_step"))]
+                    x = f.insert(f.insert("poison", two[0], 0, vec(ty, 2)), two[1], 1, vec(ty, 2))
+                    assert types.narrow is not None
+                    x = f.cast("bitcast", convert.convert(f, x, types.few, types.narrow, 2), ty)
+                else:
+                    x = f.load(memory, f.gep(line, f.mul(k, "%k_step"), memory))
+                    x = types.widened(f, x, types.few, 1)
+                f.store(x, f.gep(start, f.mul(f.sub(k, k0), stride), ty))
 
             f.loop(k0, k1, 1, [], element)
 
@@ -193,8 +232,8 @@ def _along(f: Function, types: Types, few: str, counts: list[int]) -> None:
             f.loop(0, "%rows", 1, [], clear)
 
             def some_steps(k: str, _: list[str]) -> None:
-                count = f.min(f.sub(k1, k), STEPS)
-                line = f.gep(start, f.mul(k, "%step"), many)
+                count = f.min(f.sub(k1, k), types.steps)
+                line = f.gep(start, f.mul(f.mul(k, 1 + types.pairs), "%step"), many)
 
                 def group(first: str, _: list[str]) -> None:
                     left = f.min(f.sub("%rows", first), TOGETHER)
@@ -208,7 +247,7 @@ def _along(f: Function, types: Types, few: str, counts: list[int]) -> None:
 
                 f.loop(0, "%rows", TOGETHER, [], group)
 
-            f.loop(k0, k1, STEPS, [], some_steps)
+            f.loop(k0, k1, types.steps, [], some_steps)
 
             def put(i: str, _: list[str]) -> None:
                 p = f.gep("%room", f.mul(i, STRIDE), ty)
@@ -240,7 +279,7 @@ def _put_row(f: Function, types: Types, source: str, out: str, n: str, first: st
 
 
 def _add_rows(types: Types, rows: int) -> Function:
-    """`(ptr many, i64 step, ptr few, ptr parts, i64 n, i64 count)`: adds up to `STEPS` steps to a strip of sums."""
+    """`(ptr many, i64 step, ptr few, ptr parts, i64 n, i64 count)`: adds up to `types.steps` steps to a strip."""
     ty, v, lanes, many = types.scalar, types.vector, types.lanes, convert.memory_type(types.many)
     f = Function(
         f"rlx_thin_rows_{types.streamed}x{lanes}_{rows}",
@@ -251,7 +290,8 @@ def _add_rows(types: Types, rows: int) -> Function:
     whole = f.and_("%n", -lanes)
 
     def steps(count: int, start: str, few: str) -> None:
-        lines = [f.gep(start, f.mul("%step", u), many) if u else start for u in range(count)]
+        each = 1 + types.pairs  # rows of k of a step
+        lines = [f.gep(start, f.mul("%step", u), many) if u else start for u in range(each * count)]
 
         def of_few(u: int, i: int) -> str:
             return f.splat(f.load(ty, f.gep(few, u * rows + i, ty)), lanes)
@@ -261,22 +301,25 @@ def _add_rows(types: Types, rows: int) -> Function:
         def vectors(across: int, load: Callable[[str], str], j: str) -> None:
             places = [f.gep(f.gep("%parts", j, ty), i * STRIDE, ty) for i in range(rows)]
             sums = [[f.load(v, f.gep(p, w * lanes, ty)) for w in range(across)] for p in places]
-            for u, line in enumerate(lines):
-                p = f.gep(line, j, many)
-                x = [load(f.gep(p, w * lanes, many)) for w in range(across)]
+            for u in range(count):
+                of_step = [f.gep(line, j, many) for line in lines[u * each : (u + 1) * each]]
+                x = [joined([load(f.gep(p, w * lanes, many)) for p in of_step]) for w in range(across)]
                 for i in range(rows):
                     a = held[u][i] if held else of_few(u, i)
-                    sums[i] = [f.fma(a, x[w], sums[i][w], v) for w in range(across)]
+                    sums[i] = [types.multiply_add(f, a, x[w], sums[i][w]) for w in range(across)]
             for i, p in enumerate(places):
                 for w in range(across):
                     f.store(sums[i][w], f.gep(p, w * lanes, ty))
 
+        def joined(rows: list[str]) -> str:
+            return beside(f, *rows) if types.pairs else types.widened(f, rows[0], types.many, lanes)
+
         def plain(p: str) -> str:
-            return types.widened(f, f.load(vec(many, lanes), p), types.many, lanes)
+            return f.load(vec(many, lanes), p)
 
         def masked(p: str) -> str:
             mask = f.mask_below(f.sub("%n", whole), lanes, f"i{min(8 * types.many.itemsize, 32)}")
-            return types.widened(f, f.masked_load(vec(many, lanes), p, mask), types.many, lanes)
+            return f.masked_load(vec(many, lanes), p, mask)
 
         together = AT_ONCE[rows]
         grouped = f.and_("%n", -lanes * together)
@@ -285,11 +328,12 @@ def _add_rows(types: Types, rows: int) -> Function:
         f.if_(f.cmp("lt", whole, "%n"), lambda: vectors(1, masked, whole))
 
     def one(u: str, _: list[str]) -> None:
-        steps(1, f.gep("%many", f.mul(u, "%step"), many), f.gep("%few", f.mul(u, rows), ty))
+        first = f.mul(f.mul(u, 1 + types.pairs), "%step")
+        steps(1, f.gep("%many", first, many), f.gep("%few", f.mul(u, rows), ty))
 
     f.if_(
-        f.cmp("eq", "%count", STEPS),
-        lambda: steps(STEPS, "%many", "%few"),
+        f.cmp("eq", "%count", types.steps),
+        lambda: steps(types.steps, "%many", "%few"),
         lambda: void(f.loop(0, "%count", 1, [], one)),
     )
     f.ret()
@@ -300,7 +344,7 @@ def _add_rows(types: Types, rows: int) -> Function:
 
 
 def _across(f: Function, types: Types, few: str, counts: list[int], whole: str) -> None:
-    ty, many = types.scalar, convert.memory_type(types.many)
+    ty, many = types.scalar, types.step
     left_over = f.or_(f.cmp("lt", whole, "%k"), f.cmp("eq", whole, 0))
 
     def some_rows(first: str, _: list[str]) -> None:
@@ -339,8 +383,8 @@ def _add_blocks(types: Types, rows: int) -> tuple[int, Function]:
     k is some units of `types.blocks` blocks. A lane of a sum is one row and one block of the unit: lane = row *
     blocks + block. So that only few rows, which may lie in the same sets of the cache, are read at a time.
     """
-    ty, v, lanes, blocks, many = types.scalar, types.vector, types.lanes, types.blocks, convert.memory_type(types.many)
-    groups = 2 if 2 * rows <= CHAINS else 1
+    ty, v, lanes, blocks, many = types.scalar, types.vector, types.lanes, types.blocks, types.step
+    groups = 2 if 2 * rows <= CHAINS and not types.pairs else 1  # of words, two would not stay in L1
     each = lanes // blocks
     height = each * groups
     f = Function(
@@ -349,7 +393,7 @@ def _add_blocks(types: Types, rows: int) -> tuple[int, Function]:
         shared=True,
         attrs="nounwind noinline",
     )
-    size = types.many.itemsize
+    size = types.step_bytes
     step, unit = f.mul("%step", size), f.mul("%block", blocks)
     square = min(PIECE // types.sums.itemsize, lanes)
 
@@ -357,7 +401,7 @@ def _add_blocks(types: Types, rows: int) -> tuple[int, Function]:
         """Adds steps k, k + 1, .. of each row and block; whole lines of them fetch as many of the unit that follows."""
         acc, start, few = list(acc), f.gep(start, k, many), f.gep(few, f.mul(k, rows * blocks), ty)
         lines = [_lines(f, f.gep(start, f.mul("%block", b), many), step, height) for b in range(blocks)]
-        fetched = _in_turn(f, types, (following, step), k, height) if steps > square else []
+        fetched = _in_turn(f, types, (following, step), k, height, steps) if steps > square else []
         parts = list(product(range(0, steps, square), range(groups)))
         for number, (at, g) in enumerate(parts):
             for p in fetched[number * len(fetched) // len(parts) : (number + 1) * len(fetched) // len(parts)]:
@@ -368,7 +412,7 @@ def _add_blocks(types: Types, rows: int) -> tuple[int, Function]:
                     y = f.load(vec(ty, blocks), f.gep(few, ((at + c) * rows + i) * blocks, ty))
                     y = f.shuffle(y, y, [lane % blocks for lane in range(lanes)])
                     # else LLVM would make many columns before it uses them, and fetch all at once
-                    acc[i * groups + g] = f.keep_order(f.fma(y, x, acc[i * groups + g], v))
+                    acc[i * groups + g] = f.keep_order(types.multiply_add(f, y, x, acc[i * groups + g]))
         return acc
 
     def one_unit(k0: str, _: list[str]) -> None:
@@ -377,7 +421,7 @@ def _add_blocks(types: Types, rows: int) -> tuple[int, Function]:
         below = f.gep("%many", f.mul("%step", height), many)  # the first unit of the rows below
         following = f.select(last, below, f.gep(start, unit, many), "ptr")
         acc, k = [constant(0.0, v)] * (rows * groups), "0"
-        for steps in (LINE // size, square):
+        for steps in (max(LINE // size, 2 * square), square):
             end = f.and_("%block", -steps)
 
             def some(k: str, acc: list[str], steps: int = steps) -> list[str]:
@@ -396,16 +440,16 @@ def _add_blocks(types: Types, rows: int) -> tuple[int, Function]:
     return height, f
 
 
-def _in_turn(f: Function, types: Types, unit: tuple[str, str], k: str, rows: int) -> list[str]:
-    """Lines of a unit (address, bytes from row to row): those whose turn it is while steps k, .. of another are added.
+def _in_turn(f: Function, types: Types, unit: tuple[str, str], k: str, rows: int, steps: int) -> list[str]:
+    """Lines of a unit (address, bytes from row to row): those whose turn it is while `steps` k, .. of others are added.
 
     Whole rows, one after the other: memory and the second cache are read fastest in their order. Units are added a line
     of each row and block at a time.
     """
-    size = types.many.itemsize
-    count = rows * types.blocks  # lines at a step
+    size = types.step_bytes
+    count = rows * types.blocks * steps * size // LINE  # lines at a time
     of_row = types.blocks * PRODUCT_BLOCK * size // LINE
-    first = f.div(f.mul(k, count), LINE // size)
+    first = f.div(f.mul(k, count), steps)
     row, line = f.div(first, of_row), f.rem(first, of_row)
     found = []
     for r in range(max(count // of_row, 1)):
@@ -443,15 +487,15 @@ def _add_squares(types: Types, rows: int) -> Function:
 
     Lanes are rows of `many`.
     """
-    ty, v, lanes, many = types.scalar, types.vector, types.lanes, convert.memory_type(types.many)
+    ty, v, lanes, many = types.scalar, types.vector, types.lanes, types.step
     f = Function(
-        f"rlx_thin_squares_{types.sums.name}_{types.many.name}x{lanes}_{rows}",
+        f"rlx_thin_squares_{types.streamed}x{lanes}_{rows}",
         arguments_of(f"{SUMS_ARGUMENTS}, i64 whole, i64 k, i64 block"),
         shared=True,
         attrs="nounwind noinline",
     )
     square, small = (min(size // types.sums.itemsize, lanes) for size in (PIECE, PIECE // 2))
-    step = f.mul("%step", types.many.itemsize)
+    step = f.mul("%step", types.step_bytes)
 
     def add(k: str, steps: int, acc: list[str], *, fetch: bool = False) -> list[str]:
         """Adds `steps` steps from k: squares of elements, or one."""
@@ -467,7 +511,7 @@ def _add_squares(types: Types, rows: int) -> Function:
             for c, x in enumerate(columns):
                 for i in range(rows):
                     y = f.splat(f.load(ty, f.gep(a, (at + c) * rows + i, ty)), lanes)
-                    acc[i] = f.fma(y, x, acc[i], v)
+                    acc[i] = types.multiply_add(f, y, x, acc[i])
         return acc
 
     def block(k0: str, _: list[str]) -> None:
@@ -480,7 +524,7 @@ def _add_squares(types: Types, rows: int) -> Function:
         for steps, fetch in ways:
             end = f.add(k, f.and_(f.sub(k1, k), -steps)) if steps > 1 else k1
             if fetch:
-                end = f.select(f.cmp("ge", "%k", LONG // types.many.itemsize), end, k)
+                end = f.select(f.cmp("ge", "%k", LONG // types.step_bytes), end, k)
             typed = [(v, x) for x in acc]
             step = partial(add, fetch=fetch)
             acc = f.loop(k, end, steps, typed, lambda at, acc, steps=steps, step=step: step(at, steps, acc))  # type: ignore[misc]
@@ -502,7 +546,7 @@ def _square(f: Function, types: Types, lines: list[str], square: int) -> list[st
     Vectors begin as `square` elements of some rows each. Squares of 16 bytes are transposed within them, then these
     change places between vectors.
     """
-    many, lanes = convert.memory_type(types.many), types.lanes
+    many, lanes = types.step, types.lanes
     small = min(16 // types.sums.itemsize, square)
     each = lanes // (square // small)  # rows whose elements are in the same `small` vectors
     rows = []
@@ -511,7 +555,7 @@ def _square(f: Function, types: Types, lines: list[str], square: int) -> list[st
         parts = [f.load(vec(many, square), p) for p in lines[first : first // each * each + each : small]]
         while len(parts) > 1:
             parts = [_joined(f, *pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
-        rows.append(types.widened(f, parts[0], types.many, lanes))
+        rows.append(types.of_steps(f, parts[0]))
     found = [x for at in range(0, square, small) for x in _transposed(f, rows[at : at + small])]
     size = small
     while size < square:
@@ -552,8 +596,8 @@ def _interleaved(f: Function, a: str, b: str, square: int, size: int) -> tuple[s
 
 def _column(f: Function, types: Types, lines: list[str]) -> str:
     """One element of each of `lanes` rows."""
-    many = convert.memory_type(types.many)
+    many = types.step
     out = "poison"
     for lane, p in enumerate(lines):
         out = f.insert(out, f.load(many, p), lane, vec(many, types.lanes))
-    return types.widened(f, out, types.many, types.lanes)
+    return types.of_steps(f, out)
