@@ -373,6 +373,9 @@ class Executable(ABC, Generic[A]):
         """The value of a param as it was set, None where only what was made of it is left."""
         return None
 
+    def pack(self) -> None:
+        """Makes of the params what runs read, if they are all there; else the first run does."""
+
     def image(self, source: Graph) -> Image:
         """What `Restorer.restore` makes an equal one of; `source` is the graph that users see."""
         raise OptionError("this device has no compiled code to store: save(path, portable=True) stores the graph")

@@ -24,6 +24,7 @@ __all__ = [
     "Place",
     "collect_files",
     "copied",
+    "copy_to",
     "give_back",
     "identity_of",
     "lies_in_file",
@@ -203,9 +204,17 @@ def to_own_pages(array: NDArray[Any]) -> NDArray[Any]:
         memory = OwnPages(-1, max(1, array.nbytes), access=mmap.ACCESS_COPY)
     memory.serial = next(_serials)
     made = np.frombuffer(memory, np.uint8)[: array.nbytes].view(array.dtype).reshape(array.shape)
-    made[...] = array
+    copy_to(made, array)
     made.flags.writeable = False
     return made
+
+
+def copy_to(target: NDArray[Any], source: NDArray[Any]) -> None:
+    """Copies an array to a compact one of its type and shape; NumPy alone takes misaligned elements one by one."""
+    if source.flags.c_contiguous:
+        target.reshape(-1).view(np.uint8)[...] = source.reshape(-1).view(np.uint8)
+    else:
+        target[...] = source
 
 
 def copied(array: NDArray[Any]) -> NDArray[Any]:

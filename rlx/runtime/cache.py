@@ -9,10 +9,11 @@ has changed. Params that are used as they lie in a mapped file stay there; packe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from rlx.backends import RESTORERS, restorer_named
 from rlx.disk import USUAL_LIMITS, cache_folder, evict, log_unused, open_regular, own_folder, parts_of_limit
@@ -26,11 +27,14 @@ from rlx.runtime.restore import CODE_OPTIONS, restore
 
 if TYPE_CHECKING:
     from rlx.runtime.compiled import CompiledGraph
+    from rlx.runtime.writing import Writer
 
-__all__ = ["MAX_BYTES", "ArtifactCache"]
+__all__ = ["MAX_BYTES", "ArtifactCache", "finish_writing"]
 
 MAX_BYTES = USUAL_LIMITS["artifacts"]  # of all entries together; one larger than a quarter of it is not kept
 HEAD_BYTES = 64 << 10
+
+_writers: WeakValueDictionary[Path, Writer] = WeakValueDictionary()  # of entries that are on their way
 
 
 class ArtifactCache:
@@ -45,6 +49,7 @@ class ArtifactCache:
         self.values = values  # of inputs that are constants in what is compiled
         self.folder = (cache_folder() if options.cache_dir is None else Path(options.cache_dir)) / "artifacts"
         self.max_bytes = max_bytes
+        self.place: Path | None = None  # of the entry, once `find` was asked
 
     def find(
         self, path: Path, options: CompileOptions, settled: CompileOptions, source: Callable[[], Graph]
@@ -53,8 +58,12 @@ class ArtifactCache:
 
         `settled` are the options once the file is imported, which `source` does.
         """
-        entry = self.entry(path, options)
-        if entry is None or not os.path.lexists(entry):  # a method of `Path` raises where a folder can't be looked into
+        entry = self.place = self.entry(path, options)
+        if entry is None:
+            return None
+        if (writer := _writers.get(entry)) is not None:
+            writer.finish()
+        if not os.path.lexists(entry):  # a method of `Path` raises where a folder can't be looked into
             return None
         try:
             file = read_container(entry, own=True)
@@ -78,23 +87,43 @@ class ArtifactCache:
             os.utime(entry)
         return model
 
-    def keep(
-        self, path: Path, options: CompileOptions, model: CompiledGraph, files: Mapping[str, FileIdentity]
-    ) -> None:
-        """Stores what was compiled from a model file, where that can be done."""
-        entry = self.entry(path, options)
+    def keep(self, path: Path, model: CompiledGraph, files: Mapping[str, FileIdentity]) -> None:
+        """Stores what was compiled from a model file that `find` was asked for, where that can be done.
+
+        Weights are packed for it now; the entry is written beside what the model is used for: see `Writer`.
+        """
+        entry = self.place
         if entry is None or model._unset or "save" not in model.capabilities:
             return
         needs = model.needs
         if needs is not None and needs.prepared > self.max_bytes // 4:
             log.debug("%s: not kept in the cache: its packed weights take %d bytes", path, needs.prepared)
             return
+        model._executable.pack()
+        listed = [[name, list(identity)] for name, identity in files.items()]
+        if "clone" not in model.capabilities:
+            self._store(path, model, entry, listed)
+            return
+        twin = model.clone(fresh=True)  # with the weights as they are now, whatever the model is given later
+
+        def write() -> None:
+            try:
+                self._store(path, twin, entry, listed)
+            finally:
+                twin._executable.dispose()
+
+        from rlx.runtime.writing import Writer
+
+        for other in list(_writers.values()):  # at most one waits, with a model that does not run
+            other.begin.set()
+        model._writer = _writers[entry] = Writer(entry, write)
+
+    def _store(self, path: Path, model: CompiledGraph, entry: Path, files: Sequence[Any]) -> None:
         from rlx.runtime.artifact import store
 
         try:
             own_folder(self.folder)
-            listed = [[name, list(identity)] for name, identity in files.items()]
-            store(model, entry, {"key": entry.stem, "files": listed})
+            store(model, entry, {"key": entry.stem, "files": files})
             self.evict()
         except OSError as error:
             log_unused(self.folder, error)
@@ -133,6 +162,12 @@ class ArtifactCache:
         """Deletes the least recently used files until the bound holds: entries, and what a process that died left."""
         most = min(self.max_bytes, parts_of_limit()["artifacts"])
         evict(self.folder.iterdir(), most, most)
+
+
+def finish_writing() -> None:
+    """Waits until all entries are there that are on their way."""
+    for writer in list(_writers.values()):
+        writer.finish()
 
 
 def _is_plain(value: Any) -> bool:

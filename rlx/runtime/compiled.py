@@ -129,10 +129,18 @@ class CompiledGraph(Lifetime, ExpertControl, Shown):
         executable.admit = self._admit
         executable.wrap = lambda results: Views(results, self._names)
         executable.instead = self._slots_instead
+        executable.settle = self._settle
         if self.memory is not None:
-            executable.reserve, executable.settle = self.memory.reserve, self.memory.settle
+            executable.reserve = self.memory.reserve
             self.memory.planned(None if executable.plan is None else executable.plan.at)
         self.run_slots = self._run_slots_debug if self._options.debug else executable.slots
+
+    def _settle(self, extents: Mapping[str, int]) -> None:
+        """Told by the executable of the first run of a binding."""
+        if self.memory is not None:
+            self.memory.settle(extents)
+        if self._writer is not None:
+            self._writer.begin.set()
 
     @property
     def _result_names(self) -> Sequence[str]:

@@ -57,7 +57,7 @@ class ExpertControl:
             give_back()
             if self.memory is not None:
                 self.memory = self.memory.with_offloaded(self._executable.offloaded_bytes)
-                self._executable.reserve, self._executable.settle = self.memory.reserve, self.memory.settle
+                self._executable.reserve = self.memory.reserve
 
     def capture_routing(self, calls: int | None) -> None:
         """Keeps the numbers of the experts that tokens go to, of the last `calls` runs of each layer; None ends that.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rlx.estimate.admit import Admission
     from rlx.estimate.memory import MemoryEstimate
     from rlx.runtime.restore import StoredCompilation
+    from rlx.runtime.writing import Writer
 
 __all__ = ["Closed", "Lifetime", "ModelMemory", "Resident", "give_back"]
 
@@ -194,6 +195,7 @@ class Lifetime(Queued):
     run_slots: Callable[..., Any]
     decide: Callable[[], Any] | None
     holding: object = None  # what keeps its weights in a registry; clones have it in common
+    _writer: Writer | None = None  # of its entry in the cache; clones have it in common
     _executable: Executable[Any]
     _compilation: Compilation | StoredCompilation
 
@@ -206,6 +208,8 @@ class Lifetime(Queued):
         """
         if self.closed:
             return
+        if self._writer is not None:
+            self._writer.finish()  # it has the weights
         closed: Any = Closed()
         self._queue.drain()
         self._executable.dispose()

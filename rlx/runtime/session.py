@@ -314,7 +314,7 @@ class Session:
         except MemoryDeficit as error:
             raise self._with_remedies(error, path, kind, chosen) from None
         if cache is not None and isinstance(path, Path):
-            cache.keep(path, chosen, model, files)
+            cache.keep(path, model, files)
         return model
 
     def _with_remedies(self, error: MemoryDeficit, path: Any, kind: str, chosen: CompileOptions) -> MemoryDeficit:

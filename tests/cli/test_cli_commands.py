@@ -30,6 +30,7 @@ from rlx.ops.conv import Conv
 from rlx.ops.elementwise import Add, Exp, Round, Sigmoid
 from rlx.ops.layout import Pad
 from rlx.passes.rewrite import rewrite
+from rlx.runtime.cache import finish_writing
 from rlx.runtime.session import load
 from rlx.runtime.weights import WeightRegistry
 from rlx.testing.nodewise import Comparison
@@ -464,6 +465,7 @@ def test_a_wrong_environment_is_no_damaged_file(monkeypatch: pytest.MonkeyPatch,
     model = tmp_path / "model.onnx"
     model.write_bytes(Path(MODEL).read_bytes())
     load(model, cache_dir=tmp_path, device="cpu")
+    finish_writing()
     (entry,) = (tmp_path / "artifacts").iterdir()
     monkeypatch.setenv("RLX_SOFT_MEMORY_FRACTION", "much")
     with pytest.raises(OptionError, match="RLX_SOFT_MEMORY_FRACTION='much'"):
@@ -560,7 +562,7 @@ def test_targets_are_checked_before_the_work(args: list[str], tmp_path: Path, mo
 
 def test_cache_is_shown_bounded_and_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlx.disk._named", [tmp_path])
-    load(MODEL, device="cpu", dims={"batch": 1})
+    load(MODEL, device="cpu", dims={"batch": 1}).close()
     (tmp_path / "objects").mkdir(mode=0o700, exist_ok=True)
     (tmp_path / "objects" / "code.o").write_bytes(bytes(1000))
     parts = rlx_json("cache")["parts"]
@@ -570,7 +572,7 @@ def test_cache_is_shown_bounded_and_cleared(tmp_path: Path, monkeypatch: pytest.
     assert "at most 1.0 MiB" in rlx("cache", "limit", "1MiB").stdout
     assert rlx_json("cache")["limit"] == 1 << 20
     assert rlx("cache", "limit").stdout.startswith("at most 1.0 MiB: artifacts ")
-    load(MODEL, device="cpu", dims={"batch": 2})
+    load(MODEL, device="cpu", dims={"batch": 2}).close()
     assert sum(part["bytes"] for part in rlx_json("cache")["parts"].values()) <= 1 << 20
     assert rlx("cache", "limit", "0").exit_code == 0
     assert not rlx_json("cache")["parts"]["objects"]["files"]

@@ -11,6 +11,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -27,7 +28,7 @@ from rlx.errors import ModelFormatError, OptionError
 from rlx.importers.onnx import load as load_onnx
 from rlx.ir.encoding import encoding_named
 from rlx.ir.fingerprint import graphs_equal
-from rlx.runtime import artifact, cache, container, restore
+from rlx.runtime import artifact, cache, container, restore, writing
 
 RNG = np.random.default_rng(3)
 
@@ -446,6 +447,7 @@ def onnx_model(folder: Path, value: float = 1.0) -> Path:
 
 
 def entries(folder: Path) -> list[Path]:
+    cache.finish_writing()
     return sorted((folder / "artifacts").glob("*"))
 
 
@@ -475,6 +477,64 @@ def test_the_second_load_is_from_the_cache(tmp_path: Path) -> None:
     changed = rlx.load(path, cache_dir=kept)
     assert not is_hit(changed)
     assert changed.run(feed)[0].tobytes() != first.run(feed)[0].tobytes()
+
+
+def test_an_entry_is_written_after_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before; who closes the model waits for it. It holds the weights that the file has, not those set since."""
+    monkeypatch.setattr(writing, "PATIENCE", 600.0)
+    path, kept, feed = onnx_model(tmp_path), tmp_path / "cache", {"i": np.arange(5)}
+    stored: list[int] = []
+    store = artifact.store
+    monkeypatch.setattr(artifact, "store", lambda *given: stored.append(1) or store(*given))
+    model = rlx.load(path, device="cpu", cache_dir=kept)
+    time.sleep(3 * writing.LOOK)
+    assert not stored
+    assert not (kept / "artifacts").exists()
+    want = model.run(feed)
+    model._writer.finish()  # type: ignore[union-attr]
+    assert len(stored) == len(list((kept / "artifacts").iterdir())) == 1
+    assert_same(rlx.load(path, device="cpu", cache_dir=kept).run(feed), want)
+
+    with rlx.load(path, device="cpu", cache_dir=kept, alignment=128) as other:
+        other.set_params({"w": normal(24, 40)})
+        assert other.run(feed)[0].tobytes() != want[0].tobytes()
+    assert len(list((kept / "artifacts").iterdir())) == 2
+    again = rlx.load(path, device="cpu", cache_dir=kept, alignment=128)
+    assert is_hit(again)
+    assert_same(again.run(feed), want)
+
+
+def test_an_entry_is_written_where_nothing_runs(tmp_path: Path) -> None:
+    """A process that only loads leaves the entry, and its end is not put off."""
+    path, kept = onnx_model(tmp_path), tmp_path / "cache"
+    code = f"""
+import rlx, time
+from rlx.runtime import writing
+writing.PATIENCE = 600.0
+rlx.load({str(path)!r}, device="cpu", cache_dir={str(kept)!r})
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=120, check=True)
+    assert is_hit(rlx.load(path, device="cpu", cache_dir=kept))
+
+
+def test_a_failed_write_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model runs all the same, and the next load compiles."""
+    path, kept, feed = onnx_model(tmp_path), tmp_path / "cache", {"i": np.arange(5)}
+
+    def broken(*given: object) -> int:
+        raise ArithmeticError("mine")
+
+    with monkeypatch.context() as failing, caplog.at_level("WARNING", "rlx"):
+        failing.setattr(artifact, "store", broken)
+        model = rlx.load(path, device="cpu", cache_dir=kept)
+        want = model.run(feed)
+        cache.finish_writing()
+    assert "not written to the cache: ArithmeticError('mine')" in caplog.text
+    again = rlx.load(path, device="cpu", cache_dir=kept)
+    assert not is_hit(again)
+    assert_same(again.run(feed), want)
 
 
 OLDER: dict[str, tuple[object, str, object]] = {
@@ -554,8 +614,8 @@ def test_what_processes_that_died_left_counts(tmp_path: Path, monkeypatch: pytes
     os.utime(left, (1, 1))
     monkeypatch.setattr(cache.ArtifactCache.__init__, "__defaults__", (entry.stat().st_size * 5 // 2,))
     rlx.load(path, cache_dir=kept, dims={"n": 7})
-    assert not left.exists()
     assert len(entries(kept)) == 2
+    assert not left.exists()
 
 
 def test_external_weights_are_watched(tmp_path: Path) -> None:

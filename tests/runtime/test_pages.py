@@ -11,6 +11,8 @@ import pytest
 from fresh_process import in_fresh_process
 
 import rlx
+from rlx.backends.cpu.runtime import prepare
+from rlx.backends.cpu.runtime.binding import aligned_bytes
 from rlx.estimate.resident import peak_bytes, resident_bytes
 from rlx.ir.mapped import copied, give_back, lies_in_file, map_file
 
@@ -120,6 +122,16 @@ def test_a_weight_that_runs_read_is_copied_where_kernels_cannot_read_it(path: st
     assert np.array_equal(model.run([row])[0], other.run([row])[0])
 
 
+def test_copies_for_packing_have_one_memory(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that kernels can't read in their file are copied, part after part, to where the part before was."""
+    model = rlx.compile(chain(weights_in(f"{path}.1", 1)), device="cpu")
+    taken: list[int] = []
+    monkeypatch.setattr(prepare, "aligned_bytes", lambda size: taken.append(size) or aligned_bytes(size))
+    model._executable.pack()
+    (large,) = [size for size in taken if size >= MIB]
+    assert large < 48 * MIB < LAYERS * SIZE * SIZE * 4
+
+
 def test_what_is_given_back_is_read_again(path: str) -> None:
     whole = mapped_bytes(f"{path}.1")
     part = whole[4097 : 4097 + 3 * MIB]
@@ -142,7 +154,7 @@ def test_what_was_written_is_not_given_back(path: str) -> None:
 
 
 def test_copies_are_aligned_and_equal(path: str) -> None:
-    for array in (weights_in(f"{path}.1", 1)[0], weights_in(f"{path}.1", 1)[0][0]):
+    for array in (weights_in(f"{path}.1", 1)[0], weights_in(f"{path}.1", 1)[0][0], weights_in(f"{path}.1", 1)[0].T):
         assert copied(array).flags.aligned
         assert copied(array).tobytes() == array.tobytes()
 

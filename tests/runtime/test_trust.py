@@ -28,6 +28,7 @@ from rlx.cli.main import cli
 from rlx.disk import open_regular, read_kept, write_kept
 from rlx.errors import ModelFormatError, OptionError
 from rlx.runtime import container
+from rlx.runtime.cache import finish_writing
 from rlx.runtime.weight_files import read_weights
 from rlx.table_writer import write_tables
 from rlx.tables import Schema, read_tables
@@ -337,6 +338,7 @@ def cached(tmp_path: Path) -> tuple[Path, Path, Path]:
     """A model, its cache, and the entry there."""
     path, folder = onnx_model(tmp_path), tmp_path / "cache"
     rlx.load(path, device="cpu", cache_dir=folder)
+    finish_writing()
     (entry,) = (folder / "artifacts").iterdir()
     return path, folder, entry
 
@@ -361,7 +363,7 @@ def test_the_cache_is_for_this_user_alone(tmp_path: Path, monkeypatch: pytest.Mo
     for each in (entry, tmp_path / "kept" / "a.json", objects.path("k")):
         assert stat.S_IMODE(each.stat().st_mode) == 0o600
     entry.parent.chmod(0o755)
-    rlx.load(path, device="cpu", cache_dir=folder, dims={"n": 3})
+    rlx.load(path, device="cpu", cache_dir=folder, dims={"n": 3}).close()
     assert stat.S_IMODE(entry.parent.stat().st_mode) == 0o700
 
 
@@ -399,6 +401,7 @@ def test_what_others_may_have_written_is_not_loaded(
             assert not objects.put("k", b"new")
             write_kept(kept, ["k"], 8)
             assert not is_hit(rlx.load(path, device="cpu", cache_dir=folder))
+        finish_writing()
     said = [record.getMessage() for record in caplog.records]
     why = "belongs to user 1234, not to" if of_another else "can be written to by other users"
     for place in places:
@@ -426,6 +429,7 @@ def test_what_is_no_file_is_not_followed(make: str, tmp_path: Path, no_code: Non
             "folder": lambda f=file: f.mkdir(),
         }[make]()
     assert not is_hit(rlx.load(path, device="cpu", cache_dir=folder))
+    finish_writing()
     assert read_kept(kept, ["k"]) is None
     assert objects.get("k") is None
     if make != "folder":

@@ -149,6 +149,10 @@ class CpuExecutable(StateCalls, ExpertCalls):
             return self.shared.contents(found)
         return None if found is None else self.shared.params[found]
 
+    def pack(self) -> None:
+        if self.shared.prepared or all(b in self.shared.params for b in self.program.params):
+            self.shared.update()
+
     def image(self, source: Graph) -> Image:
         from rlx.backends.cpu.runtime.save_image import image_of
 

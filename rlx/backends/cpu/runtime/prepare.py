@@ -16,7 +16,7 @@ from rlx.backends.cpu.runtime import packed_weights
 from rlx.backends.cpu.runtime.binding import Binding, aligned_bytes
 from rlx.backends.cpu.runtime.residency import Mask
 from rlx.ir.graph import Array
-from rlx.ir.mapped import copied, give_back, mapping_of
+from rlx.ir.mapped import copied, copy_to, give_back, mapping_of
 from rlx.kernels.program import Buffer
 from rlx.progress import report
 
@@ -37,15 +37,16 @@ def pack_outdated(shared: Shared) -> None:
     report("pack")
     groups = _groups(phases)
     needed = needed_params(shared)
+    _settle(shared)
+    copies = _Copies(shared)
     for number, group in enumerate(groups):
         report("pack", number / len(groups))
-        with _readable(shared, _sources(shared, group)):
+        with copies.of(_sources(shared, group)):
             _run(shared, group)
         sources = _sources(shared, group)  # go in step, so that memory never holds both forms of all weights
         give_back(sources.values())
         _drop_constants(shared, sources.keys() - needed)
     give_back(_sources(shared, phases).values(), whole=True)  # what passes have looked at, too
-    _settle(shared)
     for buffer in {b.base for phase in phases for b in phase.kernel.writes()}:
         packed_weights.offer(shared.keys[buffer], shared.memory[buffer])
     for panels in partly:
@@ -72,15 +73,33 @@ def _sources(shared: Shared, phases: Sequence[Phase]) -> dict[Buffer, Array]:
     return {root: array for root, array in found.items() if array is not None}
 
 
-@contextmanager
-def _readable(shared: Shared, sources: Mapping[Buffer, Array]) -> Iterator[None]:
-    """Params that lie in a file where kernels can't read them are meanwhile there as copies."""
-    odd = {root: array for root, array in sources.items() if root.kind == "param" and not array.flags.aligned}
-    shared.params |= {root: copied(array) for root, array in odd.items()}
-    try:
-        yield
-    finally:
-        shared.params |= odd
+class _Copies:
+    """Params that lie in a file where kernels can't read them, copied for a group of phases.
+
+    All groups have the same memory for that: the system clears what it gives anew, which takes longer than to copy.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        self.memory = aligned_bytes(0)
+
+    @contextmanager
+    def of(self, sources: Mapping[Buffer, Array]) -> Iterator[None]:
+        """Within the block the params have the copies as their values."""
+        odd = {root: array for root, array in sources.items() if root.kind == "param" and not array.flags.aligned}
+        sizes = [-(-array.nbytes // 64) * 64 for array in odd.values()]
+        if sum(sizes) > self.memory.nbytes:
+            self.memory = aligned_bytes(sum(sizes))
+        at = 0
+        for (root, array), size in zip(odd.items(), sizes, strict=True):
+            copy = self.memory[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
+            copy_to(copy, array)
+            self.shared.params[root] = copy
+            at += size
+        try:
+            yield
+        finally:
+            self.shared.params |= odd
 
 
 def _settle(shared: Shared) -> None:

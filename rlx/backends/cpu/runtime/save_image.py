@@ -38,10 +38,9 @@ def image_of(executable: CpuExecutable, source: Graph) -> Image:
     shared = executable.shared
     if shared.residency.masks:
         raise OptionError("save: some experts are not resident; set_resident_experts(None) packs them all")
-    missing = [b for b in shared.program.params if b not in shared.params and not shared.prepared]
-    if not missing:
-        shared.update()
+    executable.pack()
     bundles = objects_of(shared.addresses)
+    of_runs = dict(loader.runtime_objects)  # another thread may bring more
     tables = Tables(
         source,
         shared.graph,
@@ -55,13 +54,13 @@ def image_of(executable: CpuExecutable, source: Graph) -> Image:
         {b: a for b, a in shared.memory.items() if b.kind == "prepared"} if shared.prepared else None,
         shared.own_params(),
         [symbols for _, symbols in bundles],
-        list(loader.runtime_objects),
+        list(of_runs),
     )
     late: list[Callable[[Extents], int]] = []
     first = _Parts(late)
     written = write_tables(tables, "Tables", SCHEMA, first)
     written += write_tables(tuple(late), "(Function)", SCHEMA, _Parts(None))
-    objects = [*(obj for obj, _ in bundles), *loader.runtime_objects.values()]
+    objects = [*(obj for obj, _ in bundles), *of_runs.values()]
     return Image(cpuid.identity(), written, objects, first.arrays)
 
 
