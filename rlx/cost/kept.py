@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
-import platform
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +13,13 @@ from rlx.backends.base import Backend
 from rlx.cost.ceilings import Ceilings, guess_of
 from rlx.disk import cache_folder, read_kept, write_kept
 from rlx.errors import DeviceUnavailable, RlxError
+from rlx.lazy_imports import log
+from rlx.machine import machine_facts
 from rlx.records import replace
 
 __all__ = ["ceilings_of", "keep", "kept_ceilings", "machine_key", "refine"]
 
-log = logging.getLogger("rlx")
-
-FORMAT = 8
+FORMAT = 9
 PACKAGES = ("rlx", "numpy", "llvmlite", "jax", "jaxlib", "mlx")
 POINTS = 24  # that a correction may have
 LARGEST = 4.0  # what real runs may change a correction by
@@ -33,12 +29,7 @@ WEIGHT = 0.5  # of what real runs say against what was calibrated
 
 def machine_key(backend: Backend) -> list[Any]:
     """What a measurement is valid for: the machine, the device's driver, and the versions of the packages."""
-    versions = []
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions.append(f"{name} {version(name)}")
-    system = [platform.platform(), platform.machine(), platform.processor(), platform.python_version()]
-    return [FORMAT, backend.name, backend.available().reason, *system, *versions]
+    return [FORMAT, backend.name, backend.available().reason, *machine_facts(PACKAGES)]
 
 
 def _path(device: str, threads: int) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import sys
 import tempfile
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.disk import cache_folder, read_kept, write_kept
 from rlx.errors import DeviceUnavailable
 from rlx.estimate.system import COMPILED, RESTORED
+from rlx.machine import machine_facts
 from rlx.records import dataclass, replace
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FUNCTION", "NODE", "Overhead", "known_overhead", "overhead_of"]
 
-FORMAT = 10
+FORMAT = 11
 SECONDS = 300  # the longest that a measurement may take
-MEASURED_WITH = ("rlx", "llvmlite", "numpy", "ml-dtypes")
+MEASURED_WITH = ("rlx", "llvmlite", "numpy", "ml_dtypes")
 MAPPED = 16 << 20  # address space that loading a file takes in passing, at most
 SCATTER = 5 << 20  # bytes by which measurements of equal processes differ
 ARTIFACT = 3 << 20  # bytes of a stored model that the system reads along with what is used of it
@@ -135,15 +135,7 @@ def _path(device: str) -> Path:
 
 
 def _key(device: str) -> list[Any]:
-    from importlib.metadata import PackageNotFoundError, version  # slow to import
-
-    versions = []
-    for name in MEASURED_WITH:
-        try:
-            versions.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            versions.append(name)
-    return [FORMAT, device, platform.platform(), platform.processor(), platform.python_version(), *versions]
+    return [FORMAT, device, *machine_facts(MEASURED_WITH)]
 
 
 def _measured(device: str) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from fresh_process import in_fresh_process
 
 import rlx
+from rlx.backends.cpu.jit import resident
 from rlx.backends.cpu.runtime import prepare
 from rlx.backends.cpu.runtime.binding import aligned_bytes
 from rlx.estimate.resident import peak_bytes, resident_bytes
@@ -103,6 +106,43 @@ def test_packed_weights_leave_no_pages_of_their_file(path: str, offset: int) -> 
         [np.ones((1, SIZE), np.float32)]
     )
     assert bytes.fromhex(found["bits"]) == y.tobytes()
+
+
+def compile_one(single: bool) -> tuple[bool, int]:
+    """Whether pages come one by one, and the bytes of LLVM's library that compiling a kernel brings into memory."""
+    from rlx.backends.cpu.jit import compile as jit
+
+    made: Any = jit
+    if not single:
+        made.bring_single_pages = lambda path: None
+    adds = "define void @f(ptr %p) { %x = load float, ptr %p %y = fadd float %x, %x store float %y, ptr %p ret void }"
+    jit.llvm()
+    made.give_back_now_and_then = lambda path: None
+    jit.compile_object(adds, optimize=True)
+    return resident.bring_single_pages(jit.library_path()) is not None, resident_of("libllvmlite")
+
+
+def test_the_compiler_brings_only_pages_that_it_reads() -> None:
+    able, single = in_fresh_process(compile_one, True)
+    if not able:
+        pytest.skip("the system has no userfaultfd that lets writes go on: Linux before 6.7, or it is filtered")
+    _, usual = in_fresh_process(compile_one, False)
+    assert 4 * MIB < single < usual * 0.6
+
+
+def test_without_a_watch_pages_come_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Systems that have no such call, or refuse it, or do not know what is asked of it; and no descriptor is left."""
+    library = "libc.so.6"
+    path = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if library in line)
+    bring = resident.bring_single_pages.__wrapped__
+    before = sorted(os.listdir("/proc/self/fd"))
+    assert bring(None) is None
+    assert bring("/no/such/library.so") is None
+    for name, value in (("WATCH", {}), ("WATCH", {platform.machine(): 100_000}), ("WRITES_GO_ON", 1 << 60)):
+        with monkeypatch.context() as change:
+            change.setattr(resident, name, value)
+            assert bring(path) is None
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_weight_that_runs_read_is_copied_where_kernels_cannot_read_it(path: str) -> None:

@@ -7,7 +7,6 @@ import sys
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,12 +34,23 @@ STRING = 8
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """One TensorProto.DataType: name, bits an element takes in `raw_data`, NumPy dtype, and its typed field."""
+    """One TensorProto.DataType: name, bits an element takes in `raw_data`, NumPy type, and its typed field."""
 
     name: str
     bits: int
-    dtype: np.dtype[Any]
+    carrier: Any  # NumPy's type, or the name of one in ml_dtypes
     field: str
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy's type; ml_dtypes, slow to import, is imported for its types only."""
+        carrier = self.carrier
+        if isinstance(carrier, str):
+            import ml_dtypes
+
+            carrier = getattr(ml_dtypes, carrier)
+        found: np.dtype[Any] = np.dtype(carrier)
+        return found
 
 
 def text_of(data: bytes | str) -> str:
@@ -49,7 +59,7 @@ def text_of(data: bytes | str) -> str:
 
 
 def _element(name: str, bits: int, dtype: Any, field: str = "int32_data") -> ElementType:
-    return ElementType(name, bits, np.dtype(dtype), field)
+    return ElementType(name, bits, dtype, field)
 
 
 ELEMENT_TYPES: dict[int, ElementType] = {
@@ -68,19 +78,19 @@ ELEMENT_TYPES: dict[int, ElementType] = {
     13: _element("UINT64", 64, np.uint64, "uint64_data"),
     14: _element("COMPLEX64", 64, np.complex64, "float_data"),
     15: _element("COMPLEX128", 128, np.complex128, "double_data"),
-    16: _element("BFLOAT16", 16, ml_dtypes.bfloat16),
-    17: _element("FLOAT8E4M3FN", 8, ml_dtypes.float8_e4m3fn),
-    18: _element("FLOAT8E4M3FNUZ", 8, ml_dtypes.float8_e4m3fnuz),
-    19: _element("FLOAT8E5M2", 8, ml_dtypes.float8_e5m2),
-    20: _element("FLOAT8E5M2FNUZ", 8, ml_dtypes.float8_e5m2fnuz),
-    21: _element("UINT4", 4, ml_dtypes.uint4),
-    22: _element("INT4", 4, ml_dtypes.int4),
-    23: _element("FLOAT4E2M1", 4, ml_dtypes.float4_e2m1fn),
-    24: _element("FLOAT8E8M0", 8, ml_dtypes.float8_e8m0fnu),
-    25: _element("UINT2", 2, ml_dtypes.uint2),
-    26: _element("INT2", 2, ml_dtypes.int2),
-    27: _element("FLOAT6E2M3", 6, ml_dtypes.float6_e2m3fn),
-    28: _element("FLOAT6E3M2", 6, ml_dtypes.float6_e3m2fn),
+    16: _element("BFLOAT16", 16, "bfloat16"),
+    17: _element("FLOAT8E4M3FN", 8, "float8_e4m3fn"),
+    18: _element("FLOAT8E4M3FNUZ", 8, "float8_e4m3fnuz"),
+    19: _element("FLOAT8E5M2", 8, "float8_e5m2"),
+    20: _element("FLOAT8E5M2FNUZ", 8, "float8_e5m2fnuz"),
+    21: _element("UINT4", 4, "uint4"),
+    22: _element("INT4", 4, "int4"),
+    23: _element("FLOAT4E2M1", 4, "float4_e2m1fn"),
+    24: _element("FLOAT8E8M0", 8, "float8_e8m0fnu"),
+    25: _element("UINT2", 2, "uint2"),
+    26: _element("INT2", 2, "int2"),
+    27: _element("FLOAT6E2M3", 6, "float6_e2m3fn"),
+    28: _element("FLOAT6E3M2", 6, "float6_e3m2fn"),
 }
 
 

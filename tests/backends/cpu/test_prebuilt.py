@@ -100,7 +100,7 @@ def test_a_damaged_archive_is_not_used(
 ) -> None:
     """All is compiled then."""
     data = archive.read_bytes()
-    start = prebuilt.Archive(data).start
+    start = prebuilt.Archive(archive).start
     changed = {
         "cut": data[:20],
         "name": b"x" + data[1:],
@@ -113,6 +113,19 @@ def test_a_damaged_archive_is_not_used(
     names = compiled_functions(monkeypatch)
     result(tmp_path / "cache")
     assert names
+
+
+def test_another_file_in_the_place_of_an_archive_is_not_read(archive: Path) -> None:
+    """A process that has read the head of one, while the next version of rlx is installed."""
+    (known,) = prebuilt.archives_of(jit.host().features, cpuid.vendor())
+    key = next(iter(known.places))
+    assert known.find(key)
+    whole = archive.read_bytes()
+    os.remove(archive)
+    assert known.find(key) is None
+    archive.write_bytes(whole)
+    assert known.find(key) is None
+    assert prebuilt.Archive(archive).find(key)
 
 
 def test_levels_ask_for_no_more_than_the_machine_has() -> None:

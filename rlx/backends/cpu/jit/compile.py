@@ -28,7 +28,12 @@ from rlx.backends.cpu.jit.load import (
     undivided,
 )
 from rlx.backends.cpu.jit.prebuilt import archives_of, symbol_of
-from rlx.backends.cpu.jit.resident import give_back_heap, give_back_library, give_back_now_and_then
+from rlx.backends.cpu.jit.resident import (
+    bring_single_pages,
+    give_back_heap,
+    give_back_library,
+    give_back_now_and_then,
+)
 from rlx.backends.cpu.target import Target
 from rlx.backends.granted import cpu_count
 from rlx.code_times import Module, taken, times
@@ -62,6 +67,7 @@ def llvm() -> ModuleType:
         raise DeviceUnavailable(f"device 'cpu': {NO_LLVM}. {install_package('llvmlite')}")
     import llvmlite.binding as binding
 
+    bring_single_pages(library_path())
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     give_back_library(library_path())  # half of what compiling needs later has been touched by now

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from rlx.backends.cpu.target import Target
+from rlx.ir.mapped import identity_of
 from rlx.lazy_imports import log
 from rlx.records import dataclass
 
@@ -78,29 +80,38 @@ LEVELS = (  # of each vendor, the best first
 
 
 class Archive:
-    """Objects by key, from the bytes of a file. Raises ValueError for what is no archive."""
+    """Objects by key, in a file: only its head stays in memory. Raises ValueError for what is no archive, OSError."""
 
-    def __init__(self, data: bytes) -> None:
-        if data[: len(MAGIC)] != MAGIC or len(data) < len(MAGIC) + 4:
-            raise ValueError("not an archive of code")
-        (length,) = struct.unpack_from("<I", data, len(MAGIC))
-        self.start = len(MAGIC) + 4 + length
-        head = json.loads(data[len(MAGIC) + 4 : self.start])
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            self.file = identity_of(os.fstat(file.fileno()))
+            begin = file.read(len(MAGIC) + 4)
+            if begin[: len(MAGIC)] != MAGIC or len(begin) < len(MAGIC) + 4:
+                raise ValueError("not an archive of code")
+            (length,) = struct.unpack_from("<I", begin, len(MAGIC))
+            self.start, size = len(begin) + length, os.fstat(file.fileno()).st_size
+            if self.start > size:
+                raise ValueError("its head is cut off")
+            head = json.loads(file.read(length))
         self.by: str = head["by"]
         self.places: dict[str, list[int]] = dict(head["objects"])
-        self.data = data
-        if self.start + sum(size for _, size in self.places.values()) != len(data):
+        if self.start + sum(size for _, size in self.places.values()) != size:
             raise ValueError("it ends too early or too late")
 
     def find(self, key: str) -> bytes | None:
-        """The object for a key; None where there is none, or it is damaged."""
+        """The object for a key; None where there is none, or it is damaged, or the file is another one by now."""
         place = self.places.get(key)
         if place is None:
             return None
         at, size = place
         try:
-            return zlib.decompress(self.data[self.start + at : self.start + at + size])
-        except zlib.error as error:
+            with self.path.open("rb") as file:
+                if identity_of(os.fstat(file.fileno())) != self.file:
+                    return None
+                file.seek(self.start + at)
+                return zlib.decompress(file.read(size))
+        except (OSError, zlib.error) as error:
             log.warning("ignoring damaged code in an archive by %s: %s", self.by, error)
             return None
 
@@ -132,7 +143,7 @@ def levels_of(features: str, vendor: str) -> list[Level]:
 def read(path: Path) -> Archive | None:
     """The archive in a file; None where it is not there, as in a checkout, or is damaged."""
     try:
-        return Archive(path.read_bytes())
+        return Archive(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError, struct.error) as error:
