@@ -33,7 +33,8 @@ def _gradient(ctx: NodeContext) -> tuple[Mapped, ...]:
         ctx.fail(f"y names a tensor that is {y.type}: only floats have a gradient")
     with Frame(ctx.graph, kept=True):
         nodes = list(ctx.graph.nodes)
-        if given != sources or len(set(sources)) < len(sources):
+        same = all(v is source for v, source in zip(given, sources, strict=True))
+        if not same or len(set(sources)) < len(sources):
             given = [apply(Identity(), v) for v in given]
             y, nodes = _again(nodes, dict(zip(sources, given, strict=True)), y)
         found = pull(nodes, {y: zeros(y) + 1}, given[: len(xs)])
