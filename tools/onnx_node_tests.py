@@ -26,7 +26,7 @@ import rlx
 from rlx.backends.reference import run_graph
 from rlx.errors import RlxError, UnsupportedOp
 from rlx.importers.onnx import load
-from rlx.importers.onnx.mapping import DOMAINS, static_inputs
+from rlx.importers.onnx.mapping import DOMAINS, TRAINING, static_inputs
 from rlx.importers.onnx.model import read_model
 from rlx.ir.dtype import dtype_of
 
@@ -93,11 +93,11 @@ class Outcome:
 
 @cache
 def cases() -> list[Any]:
-    """All node tests of the onnx package, single nodes and expanded functions.
+    """All node tests of the onnx package, single nodes and expanded functions, and its models with a Gradient.
 
     It takes 13 s to make them, so they are kept in build/; of several processes that need them one makes them.
     """
-    path = ROOT / "build" / f"onnx-node-tests-{onnx.__version__}.pickle"
+    path = ROOT / "build" / f"onnx-node-and-gradient-tests-{onnx.__version__}.pickle"
     path.parent.mkdir(exist_ok=True)
     with path.open("a+b") as file:
         if os.name == "posix":
@@ -115,11 +115,18 @@ def cases() -> list[Any]:
 
 
 def _made() -> list[Any]:
-    from onnx.backend.test.case.node import collect_testcases
+    from onnx.backend.test.case import model, node
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return sorted(collect_testcases(None), key=lambda c: c.name)
+        found = [*node.collect_testcases(None), *(c for c in model.collect_testcases() if _gradient(c) is not None)]
+        return sorted(found, key=lambda c: c.name)
+
+
+def _gradient(case: Any) -> Any:
+    """The node that differentiates in a case of the kind "model", None where there is none."""
+    nodes = case.model.graph.node if case.model is not None else ()
+    return next((node for node in nodes if node.op_type == "Gradient" and node.domain == TRAINING), None)
 
 
 def arrays(values: Sequence[Any]) -> list[Any]:
@@ -211,7 +218,7 @@ def compare(case: Any, run: Any) -> None:
 
 def outcome(case: Any, device: str) -> Outcome:
     """Runs one case on a device."""
-    node = case.model.graph.node[0]
+    node = _gradient(case) or case.model.graph.node[0]
     op = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     name, numeric = case.name.removeprefix("test_"), is_numeric(case)
     try:
@@ -253,9 +260,10 @@ def counts_of(run: Any) -> Counter[tuple[bool, str]]:
 
 HEAD = f"""# ONNX's node tests
 
-The node tests that the package onnx {onnx.__version__} generates (single nodes and expanded functions), at their own
-tolerances (16-bit floats: 3e-3, bf16: 2e-2). Written by `python tools/onnx_node_tests.py`; a test checks that it is
-current. Numeric: all inputs and outputs are tensors of types that rlx has.
+The node tests that the package onnx {onnx.__version__} generates (single nodes and expanded functions), and its two
+models with a Gradient, at their own tolerances (16-bit floats: 3e-3, bf16: 2e-2). Written by
+`python tools/onnx_node_tests.py`; a test checks that it is current. Numeric: all inputs and outputs are tensors of
+types that rlx has.
 
 As they come: each file goes through `rlx.load` unchanged, and each run gets all inputs as arrays, so that axes, shapes,
 repeats and the lengths of sequences are run-time data. With constants: inputs that have to be known at import (or else

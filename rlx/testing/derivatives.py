@@ -8,7 +8,7 @@ With cotangents c and tangents t of the operands x, three numbers are the same u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -21,12 +21,13 @@ from rlx.ir.frames import Frame
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import evaluate
 from rlx.ops.base import apply
-from rlx.ops.gradients.attach import is_smooth
+from rlx.ops.gradients.attach import is_real
 from rlx.ops.gradients.engine import replay
 from rlx.testing.oracle import Batch, Case, Operand, values
+from rlx.trace.jit import jit
 from rlx.transform.functions import jvp, vjp
 
-__all__ = ["check_derivatives", "differentiable", "in_f64", "pulled"]
+__all__ = ["check_derivatives", "differences", "differentiable", "in_f64", "pulled"]
 
 STEPS = (1e-6, 1e-8)  # of differences; the second where a corner is near
 SHALLOW = {"any": "normal", "ties": "normal", "whole": "normal"}  # values with no corner nearby
@@ -74,7 +75,7 @@ class _Checked:
         self.case = case
         self.graph = Graph("derivative")
         leaves = [self.graph.input(f"x{i}", o.shape, o.dtype) for i, o in enumerate(case.operands)]
-        self.smooth = [i for i, v in enumerate(leaves) if is_smooth(v)]
+        self.smooth = [i for i, v in enumerate(leaves) if is_real(v)]
         given = [leaves[i] for i in self.smooth]
 
         def function(*chosen: Value) -> tuple[Value, ...]:
@@ -82,7 +83,7 @@ class _Checked:
             for i, v in zip(self.smooth, chosen, strict=True):
                 inputs[i] = v
             made = apply(case.op, *inputs)
-            return tuple(v for v in (made if isinstance(made, tuple) else (made,)) if is_smooth(v))
+            return tuple(v for v in (made if isinstance(made, tuple) else (made,)) if is_real(v))
 
         with Frame(self.graph, kept=True):
             outputs, pullback = vjp(function, *given)
@@ -126,6 +127,16 @@ class _Checked:
             slope = np.subtract(high, low, where=high != low, out=np.zeros_like(high)) / (2 * step)  # 0 of infinities
             total += _dot(given[f"c{k}"], slope)
         return total
+
+
+def differences(f: Callable[..., Any], x: Array, step: float = 1e-6) -> Array:
+    """The slope of a function of one array that gives a number, element by element."""
+    run, out = jit(f, device="reference"), np.zeros_like(x)
+    for i in np.ndindex(x.shape):
+        moved = np.zeros_like(x)
+        moved[i] = step
+        out[i] = (run(x + moved) - run(x - moved)) / (2 * step)
+    return out
 
 
 def _dot(a: Array, b: Any) -> float:

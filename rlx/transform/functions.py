@@ -17,13 +17,14 @@ from rlx.ir.frames import Frame, current
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ops.base import apply
 from rlx.ops.elementwise import Identity
-from rlx.ops.gradients.attach import cast, is_smooth, zeros
+from rlx.ops.gradients.attach import cast, is_real, is_smooth, zeros
 from rlx.ops.gradients.engine import open_frame, pull, push
 from rlx.trace.control import opened, value_of
 from rlx.trace.jit import jit
 from rlx.trace.tree import differs_at, fill, leaves_of
 from rlx.transform import attention as _attention  # noqa: F401 - the rule of attention
 from rlx.transform import control as _control  # noqa: F401 - the rules of control flow
+from rlx.transform import determinant as _determinant  # noqa: F401 - that of the determinant
 from rlx.transform import recurrent as _recurrent  # noqa: F401 - those of recurrent layers
 from rlx.transform.graphs import grad_of_graph
 from rlx.transform.outside import compiled_once
@@ -80,7 +81,7 @@ def named(frame: Frame, tree: Any, path: str) -> tuple[list[tuple[str, Value]], 
 
 def _check_smooth(what: str, leaves: Sequence[tuple[str, Value]]) -> None:
     for path, value in leaves:
-        if not is_smooth(value):
+        if not is_real(value):
             raise DTypeError(
                 f"{what}: {path} is {value.type}, and only floats have derivatives: cast it to a float, or name the "
                 "arguments to differentiate by argnums"
@@ -165,7 +166,7 @@ def _scalar(what: str, frame: Frame, result: Any) -> Value:
     if len(leaves) != 1:
         raise ShapeError(f"{what}: the function returns {len(leaves)} arrays: return one scalar, or has_aux=True")
     y = value_of(frame, leaves[0][1], "result")
-    if y.shape != () or not is_smooth(y):
+    if y.shape != () or not is_real(y):
         raise ShapeError(
             f"{what}: the function returns {y.type}: a gradient is that of one float []; sum it, or use rlx.vjp with a "
             "cotangent of its shape, or rlx.jacrev"
@@ -212,6 +213,9 @@ def vjp(function: Callable[..., Any], *primals: Any, has_aux: bool = False) -> A
         result, nodes = _traced(frame, function, *given)
         result, aux = _with_aux("vjp", result) if has_aux else (result, None)
         outputs = [value_of(frame, leaf, path) for path, leaf in leaves_of(result, "result")]
+        for (path, _), value in zip(leaves_of(result, "result"), outputs, strict=True):
+            if value.dtype.kind == "c":
+                raise DTypeError(f"vjp: {path} is {value.type}: return the real and imaginary parts of complex numbers")
 
     def pullback(cotangent: Any) -> tuple[Any, ...]:
         """The cotangents of the primals for this one of the result."""

@@ -8,10 +8,10 @@ import rlx.ops.gradients  # noqa: F401 - the rules
 from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError
 from rlx.ir.frames import Frame
 from rlx.ir.graph import Graph, Output, Value
-from rlx.ops.gradients.attach import is_smooth, zeros
+from rlx.ops.gradients.attach import is_real, zeros
 from rlx.ops.gradients.engine import GROUPS, pull, replay
 from rlx.passes.rewrite import copy_leaves, finish
-from rlx.transform import control, recurrent  # noqa: F401 - more rules
+from rlx.transform import attention, control, determinant, recurrent  # noqa: F401 - more rules
 
 __all__ = ["grad_of_graph"]
 
@@ -46,7 +46,7 @@ def _output(graph: Graph, of: str | None) -> Value:
     found = next((o.value for o in graph.outputs if of in (None, o.name)), None)
     if found is None:
         raise NameNotFound(f"grad: graph {graph.name!r} has no output {of!r}; it has {', '.join(names)}")
-    if any(size != 1 for size in found.shape) or not is_smooth(found):
+    if any(size != 1 for size in found.shape) or not is_real(found):
         raise ShapeError(
             f"grad: the output {of or names[0]!r} is {found.type}: a gradient is that of one float; add a node that "
             "sums it and make that an output"
@@ -56,14 +56,14 @@ def _output(graph: Graph, of: str | None) -> Value:
 
 def _names(graph: Graph, wrt: str | Sequence[str] | None) -> list[str]:
     if wrt is None:
-        names = [v.name for v in graph.params if is_smooth(v) and v.type.encoding is None]
+        names = [v.name for v in graph.params if is_real(v) and v.type.encoding is None]
         if not names:
             raise OptionError(f"grad: graph {graph.name!r} has no params that are floats: name inputs by wrt=")
         return names
     names = [wrt] if isinstance(wrt, str) else list(wrt)
     for name in names:
         leaf = graph.find(name)
-        if not is_smooth(leaf) or leaf.type.encoding is not None:
+        if not is_real(leaf) or leaf.type.encoding is not None:
             raise DTypeError(
                 f"grad: {leaf.kind} {name!r} is {leaf.type}: only plain floats have a gradient; cast or decode it in "
                 "the graph and declare the float as the input"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
-from rlx.importers.onnx.mapping import STATIC_OPS, static_inputs
+from rlx.importers.onnx.mapping import STATIC_OPS, TRAINING, static_inputs
 from rlx.importers.onnx.model import FunctionProto, GraphProto, ModelFile, NodeProto
+from rlx.importers.onnx.tensor import text_of
 
 __all__ = ["in_order", "inner_nodes", "live_nodes", "reads", "sources_of_sizes", "subgraphs_of", "without"]
 
@@ -30,12 +32,22 @@ def inner_nodes(node: NodeProto) -> Iterator[NodeProto]:
 
 
 def reads(node: NodeProto) -> Iterator[str]:
-    """The tensors that a node reads, those that its subgraphs take from outside among them."""
+    """The tensors that a node reads; also those that its subgraphs take from outside, or that a Gradient names."""
     yield from node.inputs
+    if (node.domain, node.op_type) == (TRAINING, "Gradient"):
+        yield from _named(node)
     for _, graph in subgraphs_of(node):
         own = {i.name for i in graph.inputs}.union(graph.initializers, *(inner.outputs for inner in graph.nodes))
         inside = chain((o.name for o in graph.outputs), *(reads(inner) for inner in graph.nodes))
         yield from (name for name in inside if name not in own)
+
+
+def _named(node: NodeProto) -> Iterator[str]:
+    """The tensors between which a Gradient differentiates."""
+    for name in ("xs", "zs", "y"):
+        found: Any = node.attributes.get(name)
+        if found is not None and found.kind in ("STRING", "STRINGS"):
+            yield from map(text_of, [found.value] if found.kind == "STRING" else found.value)
 
 
 def in_order(nodes: Sequence[NodeProto]) -> Sequence[NodeProto]:

@@ -10,6 +10,7 @@ from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import TensorType, Value
 from rlx.ir.shape import Shape, Size
 from rlx.ops.base import Op, apply
+from rlx.ops.complex import MakeComplex, part_of
 from rlx.ops.elementwise import Cast
 from rlx.ops.layout import Expand, Full, Reshape, SizeOf
 from rlx.ops.reduction import ReduceSum
@@ -19,6 +20,7 @@ __all__ = [
     "decorator",
     "derivative",
     "formula",
+    "is_real",
     "is_smooth",
     "jvp",
     "linear",
@@ -95,12 +97,20 @@ def derivative(*ops: type[Op]) -> Callable[[F], F]:
 
 
 def is_smooth(value: Value | TensorType) -> bool:
-    """Whether values of the type have derivatives: floats of 16 bits or more."""
+    """Whether values of the type have derivatives: floats of 16 bits or more, and complex numbers of such."""
+    return is_real(value) or value.dtype.kind == "c"
+
+
+def is_real(value: Value | TensorType) -> bool:
+    """Whether they are floats of 16 bits or more, which functions may be differentiated by."""
     return value.dtype.is_float and value.dtype.bits >= 16
 
 
 def zeros(type: TensorType | Value) -> Value:
     """A tensor of zeros of that shape and element type."""
+    if type.dtype.kind == "c":
+        part = zeros(TensorType(type.shape, part_of(type.dtype)))
+        return apply(MakeComplex(), part, part)  # type: ignore[no-any-return]
     made: Value = apply(Full(type.shape, 0, type.dtype))
     return made
 

@@ -17,6 +17,7 @@ from rlx.ops import layout as m
 from rlx.ops import normalize as n
 from rlx.ops.base import OPS, Op, apply
 from rlx.ops.channel_norm import LpNormalization
+from rlx.ops.complex import FromPairs, Pairs
 from rlx.ops.contract import MatMul
 from rlx.ops.conv import Conv
 from rlx.ops.cumulative import CumProd, CumSum, Prefix
@@ -24,7 +25,7 @@ from rlx.ops.einsum import Relabel
 from rlx.ops.gradients.attach import cast, reshaped, spread
 from rlx.ops.gradients.attach import decorator as _decorator
 from rlx.ops.mask import Hardmax, OneHot, Shrink, Trilu
-from rlx.ops.misc import Again, StopGradient
+from rlx.ops.misc import Again, Det, StopGradient
 from rlx.ops.pool import _GlobalPool, _Pool
 from rlx.ops.reduction import Arg, Reduction, axes_of
 from rlx.ops.scatter import ScatterElements, ScatterNd
@@ -229,6 +230,11 @@ def _conv(op: Conv, inputs: Any, batched: Any) -> Any:
     y = apply(replace(op, groups=op.groups * count), images, *weights)
     made = reshaped(y, (each, count, w.shape[1], *y.shape[2:]))
     return apply(m.Transpose((1, 0, *range(2, made.rank))), made)
+
+
+@batch(Det, Pairs, FromPairs)
+def _last_axes(op: Op, inputs: Any, batched: Any) -> Any:
+    return apply(op, *inputs)
 
 
 @batch(*named(_Pool, _GlobalPool))

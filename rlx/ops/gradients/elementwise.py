@@ -24,10 +24,11 @@ from rlx.ops.gradients.attach import (
     zeros,
 )
 from rlx.ops.misc import Again, StopGradient
+from rlx.ops.random import Bernoulli
 
 Tangents = Sequence[Value | None]
 
-without_slope(e.Sign, e.Floor, e.Ceil, e.Round, StopGradient)
+without_slope(e.Sign, e.Floor, e.Ceil, e.Round, StopGradient, Bernoulli)
 
 
 @linear("each", e.Neg)

@@ -14,7 +14,9 @@ from rlx.errors import UnsupportedNode, UnsupportedOp
 from rlx.ir.frames import Frame, current
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ops.base import Op, apply
+from rlx.ops.complex import FromPairs, Pairs
 from rlx.ops.gradients.attach import cast, is_smooth, reshaped, zeros
+from rlx.ops.gradients.complex import PARTS, is_complex, joined, part, part_types
 from rlx.records import dataclass
 
 __all__ = [
@@ -191,15 +193,29 @@ def _vjp(unit: Unit, cotangents: Tangents, flags: Sequence[bool]) -> Tangents:
     if isinstance(unit, Group):
         assert unit.vjp is not None
         return unit.vjp(unit, inputs, outputs, cotangents)
+    if type(unit.op) in CONTROL:
+        return CONTROL[type(unit.op)].vjp(unit, cotangents, flags)  # type: ignore[no-any-return]
+    if _is_by_parts(unit.op, (*inputs, *outputs)):
+        halves = [_vjp_of(unit, part(p, inputs), part(p, outputs), part(p, cotangents), flags) for p in PARTS]
+        return joined(halves, inputs)
+    return _vjp_of(unit, inputs, outputs, cotangents, flags)
+
+
+def _is_by_parts(op: Any, values: Sequence[Value]) -> bool:
+    """Whether an op moves complex numbers, so that its rule is that of their parts."""
+    own = op.linear not in ("", "zero") or op.vjp is not None or op.jvp is not None
+    return own and not isinstance(op, Pairs | FromPairs) and any(map(is_complex, values))
+
+
+def _vjp_of(unit: Node, inputs: Any, outputs: Any, cotangents: Tangents, flags: Sequence[bool]) -> Tangents:
     op: Any = unit.op
-    if type(op) in CONTROL:
-        return CONTROL[type(op)].vjp(unit, cotangents, flags)  # type: ignore[no-any-return]
+    frame = open_frame()
     if op.linear == "zero":
         return [None] * len(inputs)
     if op.vjp is not None:
         return list(op.vjp(inputs, outputs, _without_gaps(cotangents, outputs)))
     if op.linear:
-        return [op.transpose(inputs, cotangents, i) if flag else None for i, flag in enumerate(flags)]
+        return _transposes(op, inputs, cotangents, flags)
     start = len(frame.graph.nodes)
     if op.jvp is not None:
         places = [
@@ -261,8 +277,12 @@ def transposed(
 
 def _transposed_node(node: Node, cotangents: Tangents, flags: Sequence[bool]) -> Tangents:
     op: Any = node.op
+    if op.transpose is not None and _is_by_parts(op, (*node.inputs, *node.outputs)):
+        own = part_types(node.inputs, flags)
+        halves = [_transposes(op, own, part(p, cotangents), flags) for p in PARTS]
+        return joined(halves, node.inputs)
     if op.transpose is not None:
-        return [op.transpose(node.inputs, cotangents, i) if flag else None for i, flag in enumerate(flags)]
+        return _transposes(op, node.inputs, cotangents, flags)
     frame = open_frame()
     start = len(frame.graph.nodes)
     places = [Value(frame.graph, v.type, "input", "") if f else None for v, f in zip(node.inputs, flags, strict=True)]
@@ -270,6 +290,10 @@ def _transposed_node(node: Node, cotangents: Tangents, flags: Sequence[bool]) ->
     if op.formula is None and op.decompose is None:
         _refuse([(node, "its op has no transpose")])
     return transposed(start, _written_out(op, frame, inputs), cotangents, places)
+
+
+def _transposes(op: Any, inputs: Sequence[Value], cotangents: Tangents, flags: Sequence[bool]) -> Tangents:
+    return [op.transpose(inputs, cotangents, i) if flag else None for i, flag in enumerate(flags)]
 
 
 # ---- forward
@@ -302,9 +326,17 @@ def _jvp(unit: Unit, tangents: Tangents) -> Tangents:
     if isinstance(unit, Group):
         assert unit.jvp is not None
         return unit.jvp(unit, inputs, outputs, tangents)
+    if type(unit.op) in CONTROL:
+        return CONTROL[type(unit.op)].jvp(unit, tangents)  # type: ignore[no-any-return]
+    if _is_by_parts(unit.op, (*inputs, *outputs)):
+        halves = [_jvp_of(unit, part(p, inputs), part(p, outputs), part(p, tangents)) for p in PARTS]
+        return joined(halves, outputs)
+    return _jvp_of(unit, inputs, outputs, tangents)
+
+
+def _jvp_of(unit: Node, inputs: Any, outputs: Any, tangents: Tangents) -> Tangents:
     op: Any = unit.op
-    if type(op) in CONTROL:
-        return CONTROL[type(op)].jvp(unit, tangents)  # type: ignore[no-any-return]
+    frame = open_frame()
     if op.linear == "zero":
         return [None] * len(outputs)
     if op.jvp is not None:

@@ -9,6 +9,7 @@ from rlx.ir.graph import TensorType, Value
 from rlx.ir.shape import Size
 from rlx.ops import layout as m
 from rlx.ops.base import apply
+from rlx.ops.dynamic import AsShape
 from rlx.ops.einsum import Relabel
 from rlx.ops.gradients.attach import cast, jvp, linear, reshaped, spread, summed_to, transpose, zeros
 from rlx.ops.index import Gather
@@ -19,6 +20,11 @@ from rlx.ops.update import DynamicUpdateSlice
 @linear("each", m.Reshape, m.Squeeze, m.Unsqueeze)
 def _view(op: Any, inputs: Any, cotangents: Any, i: int) -> Value:
     return reshaped(cotangents[0], inputs[0].shape)
+
+
+@linear("each", AsShape)
+def _as_shape(op: AsShape, inputs: Any, cotangents: Any, i: int) -> Value:
+    return apply(AsShape(inputs[0].shape), cotangents[0])  # type: ignore[no-any-return]
 
 
 @linear("each", m.Transpose)

@@ -7,17 +7,17 @@ from itertools import product
 from rlx import ops
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
-from rlx.ir.shape import Size, numel
+from rlx.ir.shape import Shape, Size, exact_div, numel
 from rlx.ops.base import apply
 from rlx.ops.contract import MatMul
-from rlx.ops.gradients.attach import cast, formula, narrowed, reshaped, size_as, wide
+from rlx.ops.gradients.attach import cast, formula, narrowed, reshaped, size_as, spread, wide
 from rlx.ops.gradients.batching import moved
 from rlx.ops.gradients.layout import box
 from rlx.ops.gradients.products import swapped
 from rlx.ops.index import GatherND
 from rlx.ops.interpolate import cubic_weight
 from rlx.ops.layout import Concat, Iota
-from rlx.ops.sample import CUBIC, TAPS, AffineGrid, GridSample
+from rlx.ops.sample import CUBIC, TAPS, AffineGrid, DeformSample, GridSample
 
 
 @formula(AffineGrid)
@@ -40,16 +40,47 @@ def _grid_sample(op: GridSample, x: Value, grid: Value) -> Value:
         [_tap(op, tap, p, n) for tap in TAPS[op.mode]]
         for p, n in ((_place(op, column, n), n) for column, n in zip(columns, sizes, strict=True))
     ]
-    image = moved(v, 1, v.rank - 1)
-    terms = []
-    for chosen in product(*taps):
-        at = apply(Concat(len(lead)), *(reshaped(index, (*lead, 1)) for index, _, _ in chosen))
-        value = apply(GatherND(1), image, at)
-        for _, weight, inside in chosen:
-            value = value if inside is None else ops.where(reshaped(inside, (*lead, 1)), value, 0.0)
-            value = value if weight is None else value * reshaped(weight, (*lead, 1))
-        terms.append(value)
-    return narrowed(moved(sum(terms[1:], terms[0]), x.rank - 1, 1), x)
+    y = between(moved(v, 1, v.rank - 1), taps, lead, 1)
+    return narrowed(moved(y, x.rank - 1, 1), x)
+
+
+Tap = tuple[Value, Value | None, Value | None]  # index into an axis, weight (None: 1), whether it is meant (None: yes)
+
+
+def between(image: Value, taps: list[list[Tap]], lead: Shape, batch: int) -> Value:
+    """The sum over the taps of each axis of weight times element: image [*batch, in.., C] to [*lead, C]."""
+    terms = [element(image, chosen, lead, batch) for chosen in product(*taps)]
+    return sum(terms[1:], terms[0])
+
+
+def element(image: Value, chosen: tuple[Tap, ...], lead: Shape, batch: int) -> Value:
+    """The element at one tap of each axis, times its weights; 0 where it is not meant."""
+    at = apply(Concat(len(lead)), *(reshaped(spread(index, lead), (*lead, 1)) for index, _, _ in chosen))
+    value = apply(GatherND(batch), image, at)
+    for _, weight, inside in chosen:
+        value = value if inside is None else ops.where(reshaped(spread(inside, lead), (*lead, 1)), value, 0.0)
+        value = value if weight is None else value * reshaped(spread(weight, lead), (*lead, 1))
+    return value  # type: ignore[no-any-return]
+
+
+@formula(DeformSample)
+def _deform_sample(op: DeformSample, x: Value, offset: Value, mask: Value | None = None) -> Value:
+    """Each tap is a place between elements, as one of `GridSample`."""
+    v, groups, each = wide(x), op.offset_groups, exact_div(x.shape[1], op.offset_groups)
+    assert each is not None  # `infer` has seen to that
+    lead = (x.shape[0], groups, *op.kernel, *offset.shape[2:])
+    shifts = reshaped(cast(offset, v.dtype), (*lead[:4], 2, *lead[4:]))
+    taps = []
+    for d, n in enumerate(x.shape[2:]):
+        own = [reshaped(apply(Iota(lead[k])), [lead[k] if i == k else 1 for i in range(6)]) for k in (2 + d, 4 + d)]
+        base = own[0] * op.dilations[d] + own[1] * op.strides[d] - op.pads[d]
+        shift = reshaped(box(shifts, [d if k == 4 else 0 for k in range(7)], (*lead[:4], 1, *lead[4:])), lead)
+        taps.append([_tap(GridSample(), tap, shift + cast(base, v.dtype), n) for tap in TAPS["linear"]])
+    image = moved(reshaped(v, (x.shape[0], groups, each, *x.shape[2:])), 2, 4)
+    y = between(image, taps, lead, 2)
+    if mask is not None:
+        y = y * reshaped(cast(mask, v.dtype), (*lead, 1))
+    return moved(y, 6, 2)
 
 
 def _place(op: GridSample, g: Value, n: Size) -> Value:
@@ -75,8 +106,8 @@ def _reflected(op: GridSample, p: Value, n: Size) -> Value:
     return folded if alone is None else ops.where(alone, 0.0, folded)
 
 
-def _tap(op: GridSample, tap: int, p: Value, n: Size) -> tuple[Value, Value | None, Value | None]:
-    """Index into an axis, weight (None: 1), and whether the index is meant (None: always)."""
+def _tap(op: GridSample, tap: int, p: Value, n: Size) -> Tap:
+    """What a tap of a place p among n elements reads."""
     at, weight = ops.floor(p) + float(tap), None
     if op.mode != "nearest":
         distance = ops.abs(at - p)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from rlx.importers.onnx.mappings import (
     attention,
     control,
+    gradient,
     layout,
     loss,
     math,

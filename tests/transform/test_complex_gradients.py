@@ -1,0 +1,94 @@
+"""Derivatives through complex numbers, which count as two floats each, and through determinants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.errors import DTypeError
+from rlx.testing.derivatives import differences
+
+X = np.random.default_rng(5).standard_normal(8)
+
+
+def moved(x: Any) -> Any:
+    """What moves complex numbers: slices, gathers, transposes, joins."""
+    z = np.concatenate([x + 1j * x**3, 1j * x + 2])[np.array([3, 5, 5, 9])]
+    return np.sum(np.angle(z)) + np.sum(np.abs(np.exp(1j * x + x * x)[::2].reshape(2, 2).T @ np.ones((2, 1))))
+
+
+def looped(x: Any) -> Any:
+    """Complex carries and rows."""
+    last, rows = rlx.scan(lambda c, r: (c * (r + 1j), c), 1j * x[0] + 1.0, x)
+    return np.real(last) * np.sum(np.imag(rows)) * np.sum(np.imag(np.where(x > 0, x * 1j, x * 2j + 1)))
+
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "power": lambda x: np.sum(np.abs(np.fft.fft(x)) ** 2),
+    "product": lambda x: np.sum(np.real((x + 1j * x * x) * (x - 2j))),
+    "back": lambda x: np.sum(np.abs(np.fft.ifft(np.fft.fft(x) * np.exp(1j * x)))),
+    "branch": lambda x: np.sum(np.abs(rlx.cond(x[0] > 0, lambda: x * 1j + x, lambda: 2j * x))),
+    "moved": moved,
+    "looped": looped,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_complex_numbers_inside_of_a_function(name: str) -> None:
+    """Gradients against differences, forwards against backwards, second derivatives, slices."""
+    f = FUNCTIONS[name]
+    slope = rlx.grad(f)(X)
+    np.testing.assert_allclose(slope, differences(f, X), rtol=1e-6, atol=1e-6)
+    assert np.allclose(rlx.jvp(f, (X,), (X,))[1], slope @ X)
+    assert np.allclose(rlx.hessian(f)(X), rlx.jacrev(rlx.grad(f))(X))
+    assert np.allclose(rlx.vmap(rlx.grad(f))(np.stack([2 * X, X]))[1], slope)
+
+
+def test_complex_arguments_and_results_are_refused() -> None:
+    """By complex numbers nothing is differentiated."""
+    with pytest.raises(DTypeError, match=r"argument 0 is c128\[8\], and only floats have derivatives"):
+        rlx.grad(lambda z: np.sum(np.real(z)))(X + 0j)
+    with pytest.raises(DTypeError, match=r"vjp: result is c128\[8\]: return the real and imaginary parts"):
+        rlx.jit(lambda x: rlx.vjp(lambda v: v * 1j, x)[0])(X)
+
+
+def cofactors(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    made = np.zeros_like(a)
+    for i, j in np.ndindex(a.shape):
+        made[i, j] = (-1) ** (i + j) * np.linalg.det(np.delete(np.delete(a, i, 0), j, 1))
+    return made
+
+
+@pytest.mark.parametrize("m", [2, 3, 5, 8])
+def test_determinants(m: int) -> None:
+    """The gradient is the matrix of cofactors, of singular matrices too; batches, and a size that a run tells."""
+    rng = np.random.default_rng(m)
+    whole, thin = rng.standard_normal((m, m)), rng.standard_normal((m, m - 1))
+    slope = rlx.jit(rlx.grad(rlx.det), dims={"x": ("m", "m")})
+    for a in (whole, thin @ rng.standard_normal((m - 1, m)), whole[::-1], np.diag(np.arange(m) * 1.0)):
+        np.testing.assert_allclose(slope(a), cofactors(a), rtol=1e-9, atol=1e-9)
+    many = rng.standard_normal((2, 3, m, m))
+    found = rlx.grad(lambda a: np.sum(rlx.det(a)))(many)
+    np.testing.assert_allclose(found[1, 2], cofactors(many[1, 2]), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(rlx.vmap(rlx.vmap(rlx.grad(rlx.det)))(many), found)
+    second = rlx.hessian(rlx.det)(whole)
+    np.testing.assert_allclose(second, rlx.jacrev(rlx.grad(rlx.det))(whole), rtol=1e-8, atol=1e-8)
+
+
+def test_scales_of_integers() -> None:
+    """Decoded integers: by the scale, for one, one of each row, and one of each block."""
+    data = np.arange(24, dtype=np.int8).reshape(4, 6)
+    for scale, options in (
+        (np.ones(1), {}),
+        (np.ones(4), {"axis": 0}),
+        (np.ones((4, 3)), {"axis": 1, "block": 2}),
+    ):
+        zero = np.full(scale.shape, 3, np.int8)
+        slope = rlx.grad(lambda s, z=zero, o=options: np.sum(rlx.dequantize(data, s, z, to="f64", **o)))(scale)
+        parts = {0: (data - 3.0).sum(keepdims=True)[0], 1: (data - 3.0).sum(1)}
+        wanted = (data - 3.0).reshape(4, 3, 2).sum(2) if scale.ndim == 2 else parts[len(options)]
+        np.testing.assert_allclose(slope, wanted.reshape(scale.shape))
