@@ -23,7 +23,7 @@ from rlx.ops.gradients.attach import (
     without_slope,
     zeros,
 )
-from rlx.ops.misc import Again, StopGradient
+from rlx.ops.misc import Again, StopGradient, Within
 
 Tangents = Sequence[Value | None]
 
@@ -35,7 +35,7 @@ def _neg(op: Op, inputs: Any, cotangents: Any, i: int) -> Any:
     return -cotangents[0]
 
 
-@linear("each", e.Identity, Again)
+@linear("each", e.Identity, Again, Within)
 def _same(op: Op, inputs: Any, cotangents: Any, i: int) -> Any:
     return cotangents[0]
 
