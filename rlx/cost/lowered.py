@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from rlx.backends.base import Backend, CodeGenerator
-from rlx.compiler import legal_graph, lower_graph
+from rlx.compiler import DEFAULT, legal_graph, lower_graph
 from rlx.errors import OptionError, ShapeError, no_such
 from rlx.ir.dtype import DType
 from rlx.ir.encoding import Encoding
@@ -18,6 +18,7 @@ from rlx.kernels.analysis import Fusing
 from rlx.kernels.fuse import Target, fuse
 from rlx.kernels.lowering import Anchor, lower_node
 from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.options import CompileOptions
 from rlx.passes import run_passes
 from rlx.passes.legalise import Dispatch, legalise
 from rlx.passes.number_strings import number_strings
@@ -69,10 +70,8 @@ class Lowered:
         return fuse(self.legal, self.target, merge=False)
 
 
-def lower(graph: Graph, backend: Backend | None, packing: str = "fast", precision: str = "f32") -> Lowered:
+def lower(graph: Graph, backend: Backend | None, options: CompileOptions = DEFAULT) -> Lowered:
     """Brings a graph to kernels; None stands for a device that runs every op that can be lowered.
-
-    `packing` and `precision` are those of `CompileOptions`.
 
     Raises `UnsupportedOp` with every node that the device can't run, and `DeviceUnavailable` for a library that is
     not installed.
@@ -81,8 +80,8 @@ def lower(graph: Graph, backend: Backend | None, packing: str = "fast", precisio
     if backend is None:
         legal, dispatch = legalise(run_passes(number_strings(graph)), _lowerable)
     else:
-        _, legal, dispatch = legal_graph(graph, backend, precision)
-    program = lower_graph(legal, backend, packing, precision) if isinstance(backend, CodeGenerator) else None
+        _, legal, dispatch = legal_graph(graph, backend, options.precision)
+    program = lower_graph(legal, backend, options) if isinstance(backend, CodeGenerator) else None
     return lowered_from(graph, legal, dispatch, backend, program)
 
 

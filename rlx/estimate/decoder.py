@@ -96,7 +96,7 @@ def _planned(
     counts = stand_ins(whole)
     part = whole if len(counts) == whole.config.layers else some(list(counts))
     _, legal, _ = legal_graph(part.graph, backend, options.precision)
-    program = lower_graph(legal, backend, options.packing, options.precision)
+    program = lower_graph(legal, backend, options)
 
     def times(param: str) -> int:
         layer = layer_of(param)

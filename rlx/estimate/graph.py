@@ -66,7 +66,7 @@ def estimate_graph(
     _, legal, _ = legal_graph(graph, backend, options.precision)
     if not isinstance(backend, CodeGenerator):
         return estimate_library(graph, legal, backend.name, overhead, options)
-    program = lower_graph(legal, backend, options.packing, options.precision)
+    program = lower_graph(legal, backend, options)
     made = lowered_of(
         graph,
         program,

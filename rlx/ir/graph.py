@@ -20,6 +20,7 @@ from rlx.ir.value import Array, TensorType, Value, const_value
 from rlx.records import dataclass, field
 
 __all__ = [
+    "BACKWARD",
     "OPERATORS",
     "Array",
     "Graph",
@@ -47,6 +48,7 @@ class Operator(Protocol):
     def infer_types(self, inputs: Sequence[TensorType], regions: Sequence[Graph]) -> tuple[TensorType, ...]: ...
 
 
+BACKWARD = "gradient of "  # what the provenance of nodes begins with that compute cotangents
 MAX_NESTING = 48  # regions within each other
 OPERATORS: dict[str, Any] = {}  # op classes by name, filled in by rlx.ops so that the text form can name them
 
@@ -105,7 +107,8 @@ class Graph:
     """A computation from inputs, params, constants and states to named outputs; nodes are in topological order.
 
     `became` says of a graph that was made from another one what the values of that one are here; those that nothing
-    needed any more are missing. None: it was made from none.
+    needed any more are missing. None: it was made from none. `arena_budget` are the bytes that a gradient in a legal
+    graph allows for the arena of its program, None where it says nothing.
     """
 
     name: str = "graph"
@@ -119,6 +122,7 @@ class Graph:
     guards: list[Guard] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)  # of a file with sequences or optionals: all that a run gives
     became: dict[Value, Value] | None = field(default=None, repr=False)
+    arena_budget: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):

@@ -16,9 +16,9 @@ from typing import Any
 
 from rlx.ir.literal import format_attribute
 from rlx.ir.shape import Size
-from rlx.kernels.accesses import with_anchor_expressions
 from rlx.kernels.expr import Expr, Load, SizeOf, loads, transform, walk
-from rlx.kernels.program import Buffer, Kernel, Program, Store
+from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.kernels.replaced import Replaced
 from rlx.ops.experts import GroupedMatMul
 from rlx.records import names_of, replace
 
@@ -93,7 +93,7 @@ def make_once_in_run(program: Program, chosen: Callable[[Kernel], bool]) -> None
 
 def _replace(program: Program, same: dict[Buffer, Buffer]) -> None:
     """Has all kernels read other buffers in the place of some."""
-    to = _Replaced(same)
+    to = Replaced(same)
     program.prepare = [to.kernel(kernel) for kernel in program.prepare]
     program.run = [to.kernel(kernel) for kernel in program.run]
     program.outputs = [(name, to.buffer(b)) for name, b in program.outputs]
@@ -132,43 +132,3 @@ def _key(kernel: Kernel, same: Mapping[Buffer, Buffer]) -> Key:
         tuple(map(name, kernel.results)),
         kernel.strategy,
     )
-
-
-class _Replaced:
-    """Puts other buffers in the place of some, in kernels, expressions and views."""
-
-    def __init__(self, same: dict[Buffer, Buffer]) -> None:
-        self.same = same
-        self.views: dict[Buffer, Buffer] = {}
-
-    def buffer(self, b: Buffer) -> Buffer:
-        if b.base not in self.same:
-            return b
-        if b.root is None:
-            return self.same[b]
-        if b not in self.views:
-            self.views[b] = replace(b, root=self.same[b.root])
-        return self.views[b]
-
-    def kernel(self, kernel: Kernel) -> Kernel:
-        if not any(b.base in self.same for b in kernel.reads()):
-            return kernel
-        anchor = kernel.anchor
-        if anchor is not None:
-            anchor = with_anchor_expressions(anchor, self.expr)
-        stores = tuple(
-            Store(s.buffer, s.extents, tuple(map(self.expr, s.index)), self.expr(s.expr)) for s in kernel.stores
-        )
-        operands = tuple(map(self.buffer, kernel.operands))
-        mark = kernel.mark
-        if mark is not None and mark.test is not None:
-            mark = replace(mark, test=self.buffer(mark.test))
-        return replace(kernel, anchor=anchor, stores=stores, operands=operands, mark=mark)
-
-    def expr(self, e: Expr) -> Expr:
-        def new(x: Expr) -> Expr | None:
-            if isinstance(x, Load) and x.source.base in self.same:
-                return replace(x, source=self.buffer(x.source))
-            return None
-
-        return transform(e, new)

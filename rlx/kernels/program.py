@@ -191,6 +191,7 @@ class Kernel:
     makes: tuple[Symbol, ...] = ()  # the sizes that a node run as a whole decides
     device: str = ""
     queue: int = 0
+    role: str = ""  # in a gradient: "backward" of what computes cotangents, "again" of what runs a second time
 
     @property
     def kind(self) -> str:

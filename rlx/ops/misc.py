@@ -17,7 +17,7 @@ from rlx.ops.base import Op, Work, check_kind, register, tensor_bytes, widened
 from rlx.ops.elementwise import Identity
 from rlx.ops.select import Produced
 
-__all__ = ["IMAGE_FORMATS", "Again", "BitCast", "DecodeImage", "Det", "StopGradient"]
+__all__ = ["IMAGE_FORMATS", "Again", "BitCast", "DecodeImage", "Det", "StopGradient", "Within"]
 
 IMAGE_FORMATS = ("BMP", "JPEG", "JPEG2000", "TIFF", "PNG", "WEBP", "PPM")
 PIXELS = {"RGB": 3, "BGR": 3, "Grayscale": 1}
@@ -74,6 +74,13 @@ class StopGradient(_Itself):
 @register
 class Again(_Itself):
     """x itself, as a value that is not found to be equal to x: what is computed of it is computed again."""
+
+
+@register
+class Within(_Itself):
+    """x itself, a gradient whose program is to have an arena of at most `budget` bytes (`rlx.plan.again`)."""
+
+    budget: int
 
 
 @register

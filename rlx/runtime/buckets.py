@@ -167,13 +167,12 @@ class Buckets:
         ceilings = ceilings_of(self.device, self._session.options.threads, measure=False)
         rungs = list(product(*self.ladder.values()))
         sample = rungs[:: -(-len(rungs) // SAMPLES)]
-        layout = self._session.options.packing, self._session.options.precision
-        whole = lower(self._graph, self._backend, *layout)
+        whole = lower(self._graph, self._backend, self._session.options)
         total = 0.0
         for key in sample:
             ranges = dict(zip(self.ladder, key, strict=True))
             own = buckets and not self._backend.specialises
-            made = lower(apply_dims(self._graph, ranges), self._backend, *layout) if own else whole
+            made = lower(apply_dims(self._graph, ranges), self._backend, self._session.options) if own else whole
             tops = {
                 name: hi if buckets and self._pads(name) else (lo + hi + 1) // 2 for name, (lo, hi) in ranges.items()
             }

@@ -298,7 +298,7 @@ class _Choice:
         if unfit:
             return Candidate(name, unfit)
         try:
-            lowered = self.lowered[name] = lower(self.graph, backend, self.options.packing, self.options.precision)
+            lowered = self.lowered[name] = lower(self.graph, backend, self.options)
             backend.check(lowered.legal)
         except UnsupportedOp as error:
             nodes = tuple(f"{n.op} {n.name}: {n.reason}" for n in error.nodes)

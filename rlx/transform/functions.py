@@ -19,6 +19,7 @@ from rlx.ops.base import apply
 from rlx.ops.elementwise import Identity
 from rlx.ops.gradients.attach import cast, is_real, is_smooth, zeros
 from rlx.ops.gradients.engine import open_frame, pull, push
+from rlx.options import parse_bytes
 from rlx.trace.control import opened, value_of
 from rlx.trace.jit import jit
 from rlx.trace.tree import differs_at, fill, leaves_of
@@ -26,12 +27,13 @@ from rlx.transform import attention as _attention  # noqa: F401 - the rule of at
 from rlx.transform import control as _control  # noqa: F401 - the rules of control flow
 from rlx.transform import determinant as _determinant  # noqa: F401 - that of the determinant
 from rlx.transform import recurrent as _recurrent  # noqa: F401 - those of recurrent layers
-from rlx.transform.graphs import grad_of_graph
+from rlx.transform.graphs import grad_of_graph, within
 from rlx.transform.outside import compiled_once
 
 __all__ = ["Argnums", "grad", "hvp", "jvp", "named", "positions", "transformed", "value_and_grad", "vjp"]
 
 Argnums = int | Sequence[int]
+Budget = int | str | None  # bytes
 
 
 def transformed(
@@ -108,22 +110,33 @@ def _traced(frame: Frame, function: Callable[..., Any], *args: Any, **kwargs: An
 
 
 @overload
-def value_and_grad(function: Graph, *, wrt: str | Sequence[str] | None = None, of: str | None = None) -> Graph: ...
+def value_and_grad(
+    function: Graph, *, wrt: str | Sequence[str] | None = None, of: str | None = None, budget: Budget = None
+) -> Graph: ...
 @overload
 def value_and_grad(
-    function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False
+    function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False, budget: Budget = None
 ) -> Callable[..., Any]: ...
 @bounded("value_and_grad", CompileError)
 def value_and_grad(
-    function: Callable[..., Any] | Graph, argnums: Argnums = 0, *, has_aux: bool = False, **of_graph: Any
+    function: Callable[..., Any] | Graph,
+    argnums: Argnums = 0,
+    *,
+    has_aux: bool = False,
+    budget: Budget = None,
+    **of_graph: Any,
 ) -> Any:
     """A function that gives `(value, gradient)` of `function`, a scalar. (jax.value_and_grad) See `grad`."""
     if isinstance(function, Graph):
-        return grad_of_graph(function, keep=True, **of_graph)
-    return _value_and_grad("value_and_grad", function, argnums, has_aux)
+        return grad_of_graph(function, keep=True, budget=budget, **of_graph)
+    return _value_and_grad("value_and_grad", function, argnums, has_aux, budget)
 
 
-def _value_and_grad(what: str, function: Callable[..., Any], argnums: Argnums, has_aux: bool) -> Callable[..., Any]:
+def _value_and_grad(
+    what: str, function: Callable[..., Any], argnums: Argnums, has_aux: bool, budget: Budget
+) -> Callable[..., Any]:
+    _check_budget(what, budget)
+
     def call(*args: Any, **kwargs: Any) -> Any:
         frame = open_frame()
         chosen = positions(what, argnums, len(args))
@@ -136,15 +149,18 @@ def _value_and_grad(what: str, function: Callable[..., Any], argnums: Argnums, h
         result, aux = _with_aux(what, result) if has_aux else (result, None)
         y = _scalar(what, frame, result)
         flat = [value for found in leaves for _, value in found]
-        made = iter(pull(nodes, {y: _one(y)}, flat))
-        grads = [
-            fill(args[n], [zeros(v) if ct is None else ct for (_, v), ct in zip(found, made, strict=False)])
-            for n, found in zip(chosen, leaves, strict=True)
-        ]
+        found = pull(nodes, {y: _one(y)}, flat)
+        made = iter(within(budget, [zeros(v) if ct is None else ct for v, ct in zip(flat, found, strict=True)]))
+        grads = [fill(args[n], [next(made) for _ in own]) for n, own in zip(chosen, leaves, strict=True)]
         whole = grads[0] if isinstance(argnums, int) else tuple(grads)
         return ((y, aux) if has_aux else y), whole
 
-    return transformed(what, function, call, (what, _key_of(argnums), has_aux))
+    return transformed(what, function, call, (what, _key_of(argnums), has_aux, budget))
+
+
+def _check_budget(what: str, budget: Budget) -> None:
+    if budget is not None:
+        parse_bytes(budget, f"{what}: budget")
 
 
 def _key_of(argnums: Argnums) -> Any:
@@ -175,11 +191,22 @@ def _scalar(what: str, frame: Frame, result: Any) -> Value:
 
 
 @overload
-def grad(function: Graph, *, wrt: str | Sequence[str] | None = None, of: str | None = None) -> Graph: ...
+def grad(
+    function: Graph, *, wrt: str | Sequence[str] | None = None, of: str | None = None, budget: Budget = None
+) -> Graph: ...
 @overload
-def grad(function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False) -> Callable[..., Any]: ...
+def grad(
+    function: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False, budget: Budget = None
+) -> Callable[..., Any]: ...
 @bounded("grad", CompileError)
-def grad(function: Callable[..., Any] | Graph, argnums: Argnums = 0, *, has_aux: bool = False, **of_graph: Any) -> Any:
+def grad(
+    function: Callable[..., Any] | Graph,
+    argnums: Argnums = 0,
+    *,
+    has_aux: bool = False,
+    budget: Budget = None,
+    **of_graph: Any,
+) -> Any:
     """The gradient of a function that returns a scalar, by the arguments at positions `argnums`. (jax.grad)
 
     The result is a function of the same arguments; it gives a tree like the argument (a tuple of them for several
@@ -188,25 +215,32 @@ def grad(function: Callable[..., Any] | Graph, argnums: Argnums = 0, *, has_aux:
     `UnsupportedOp` for nodes without a rule. Of a `Graph`: `grad(graph, wrt=[names], of=output)` is a graph with the
     outputs `grad_<name>`; `wrt` names inputs and params (by default all params that are floats), and `of` a scalar
     output (by default the only one).
+
+    `budget` ("1GiB", or bytes) is the most that the planned arena of the program may take that the gradient becomes
+    part of: activations and outputs, not weights and inputs. Instead of being kept for the backward pass, values are
+    then computed again; results have the same bits. Compiling raises `MemoryDeficit`, which names the smallest arena
+    that can be reached, `OptionError` for a device without a plan of ours, or a size without an upper bound.
     """
     if isinstance(function, Graph):
-        return grad_of_graph(function, keep=False, **of_graph)
-    both = _value_and_grad("grad", function, argnums, has_aux)
+        return grad_of_graph(function, keep=False, budget=budget, **of_graph)
+    both = _value_and_grad("grad", function, argnums, has_aux, budget)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         value, found = both(*args, **kwargs)
         return (found, value[1]) if has_aux else found
 
-    return transformed("grad", function, call, ("grad", _key_of(argnums), has_aux))
+    return transformed("grad", function, call, ("grad", _key_of(argnums), has_aux, budget))
 
 
 @bounded("vjp", CompileError)
-def vjp(function: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+def vjp(function: Callable[..., Any], *primals: Any, has_aux: bool = False, budget: Budget = None) -> Any:
     """`(result, pullback)` of a call; `pullback(cotangent)` gives a tuple of cotangents of the primals. (jax.vjp)
 
     It works on graph values, in a function that is traced: `pullback` adds to the graph. The cotangent is a tree like
-    the result. With `has_aux` the function returns (result, aux), and this (result, pullback, aux).
+    the result. With `has_aux` the function returns (result, aux), and this (result, pullback, aux). `budget` is that
+    of `grad`.
     """
+    _check_budget("vjp", budget)
     with opened("vjp", [primals]) as frame:
         leaves, given = named(frame, primals, "primals")
         _check_smooth("vjp", leaves)
@@ -229,7 +263,7 @@ def vjp(function: Callable[..., Any], *primals: Any, has_aux: bool = False) -> A
                 if is_smooth(value):
                     seeds[value] = seeds[value] + ct if value in seeds else ct
             found = pull(nodes, seeds, [v for _, v in leaves])
-            made = [zeros(v) if ct is None else ct for (_, v), ct in zip(leaves, found, strict=True)]
+            made = within(budget, [zeros(v) if ct is None else ct for (_, v), ct in zip(leaves, found, strict=True)])
         return fill(primals, made)  # type: ignore[no-any-return]
 
     result = fill(result, outputs)

@@ -8,15 +8,33 @@ import rlx.ops.gradients  # noqa: F401 - the rules
 from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError
 from rlx.ir.frames import Frame
 from rlx.ir.graph import Graph, Output, Value
+from rlx.ops.base import apply
 from rlx.ops.gradients.attach import is_real, zeros
 from rlx.ops.gradients.engine import GROUPS, pull, replay
+from rlx.ops.misc import Within
+from rlx.options import parse_bytes
 from rlx.passes.rewrite import copy_leaves, finish
 from rlx.transform import attention, control, determinant, recurrent  # noqa: F401 - more rules
 
-__all__ = ["grad_of_graph"]
+__all__ = ["grad_of_graph", "within"]
 
 
-def grad_of_graph(graph: Graph, *, keep: bool, wrt: str | Sequence[str] | None = None, of: str | None = None) -> Graph:
+def within(budget: int | str | None, cotangents: Sequence[Value]) -> list[Value]:
+    """Cotangents whose program is to have an arena of at most so many bytes; as they are where there is no budget."""
+    if budget is None:
+        return list(cotangents)
+    allowed = parse_bytes(budget, "budget")
+    return [apply(Within(allowed), ct) for ct in cotangents]
+
+
+def grad_of_graph(
+    graph: Graph,
+    *,
+    keep: bool,
+    wrt: str | Sequence[str] | None = None,
+    of: str | None = None,
+    budget: int | str | None = None,
+) -> Graph:
     """The graph with the gradients of a scalar output as outputs `grad_<name>`; `keep`: after those that it has."""
     y = _output(graph, of)
     names = _names(graph, wrt)
@@ -27,7 +45,7 @@ def grad_of_graph(graph: Graph, *, keep: bool, wrt: str | Sequence[str] | None =
         finish(graph, new, values)
         seed = values[y]
         found = pull(list(new.nodes), {seed: zeros(seed) + 1}, leaves)
-        made = [zeros(v) if ct is None else ct for v, ct in zip(leaves, found, strict=True)]
+        made = within(budget, [zeros(v) if ct is None else ct for v, ct in zip(leaves, found, strict=True)])
     if not keep:
         new.outputs = []
     for name, value in zip(names, made, strict=True):

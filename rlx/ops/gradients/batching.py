@@ -25,7 +25,7 @@ from rlx.ops.einsum import Relabel
 from rlx.ops.gradients.attach import cast, reshaped, spread
 from rlx.ops.gradients.attach import decorator as _decorator
 from rlx.ops.mask import Hardmax, OneHot, Shrink, Trilu
-from rlx.ops.misc import Again, Det, StopGradient
+from rlx.ops.misc import Again, Det, StopGradient, Within
 from rlx.ops.pool import _GlobalPool, _Pool
 from rlx.ops.reduction import Arg, Reduction, axes_of
 from rlx.ops.scatter import ScatterElements, ScatterNd
@@ -58,7 +58,7 @@ def aligned(inputs: Any, batched: Any) -> list[Value]:
     ]
 
 
-@batch(*named(e.Unary, e.Test, e.Binary, e.Identity, e.Cast, e.Pow, e.Where, Shrink, Again, StopGradient))
+@batch(*named(e.Unary, e.Test, e.Binary, e.Identity, e.Cast, e.Pow, e.Where, Shrink, Again, StopGradient, Within))
 def _elementwise(op: Op, inputs: Any, batched: Any) -> Any:
     return apply(op, *aligned(inputs, batched))
 

@@ -23,7 +23,7 @@ from rlx.ops.gradients.attach import (
     without_slope,
     zeros,
 )
-from rlx.ops.misc import Again, StopGradient
+from rlx.ops.misc import Again, StopGradient, Within
 from rlx.ops.random import Bernoulli
 
 Tangents = Sequence[Value | None]
@@ -36,7 +36,7 @@ def _neg(op: Op, inputs: Any, cotangents: Any, i: int) -> Any:
     return -cotangents[0]
 
 
-@linear("each", e.Identity, Again)
+@linear("each", e.Identity, Again, Within)
 def _same(op: Op, inputs: Any, cotangents: Any, i: int) -> Any:
     return cotangents[0]
 

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from rlx.errors import UnsupportedNode, UnsupportedOp
 from rlx.ir.frames import Frame, current
-from rlx.ir.graph import Graph, Node, Value
+from rlx.ir.graph import BACKWARD, Graph, Node, Value
 from rlx.ops.base import Op, apply
 from rlx.ops.complex import FromPairs, Pairs
 from rlx.ops.gradients.attach import cast, is_smooth, reshaped, zeros
@@ -173,11 +173,26 @@ def pull(nodes: Sequence[Node], seeds: dict[Value, Value], wanted: Sequence[Valu
     missing = [(unit, _why(unit, True)) for unit, _ in reversed(chosen) if not has_rule(unit, True)]
     _refuse(missing)
     found = dict(seeds)
+    graph, after = open_frame().graph, set(seeds.values())
     for unit, flags in chosen:
         given = [found.get(v) for v in unit.outputs]
         if any(ct is not None for ct in given):
+            start = len(graph.nodes)
             _add_up(found, unit.inputs, _vjp(unit, given, flags), flags)
+            _say_backward(graph.nodes[start:], unit, after)
     return [found.get(v) for v in wanted]
+
+
+def _say_backward(nodes: Sequence[Node], unit: Unit, after: set[Value]) -> None:
+    """Names the source of nodes that depend on the cotangents `after`, which learns their outputs."""
+    if isinstance(unit, Group):
+        source = unit.name
+    else:
+        source = unit.provenance[0] if unit.provenance else unit.op.op_name
+    for node in nodes:
+        if any(v in after for v in node.inputs):
+            after.update(node.outputs)
+            node.provenance = node.provenance or (f"{BACKWARD}{source}",)
 
 
 def _add_up(found: dict[Value, Value], inputs: Sequence[Value], more: Tangents, flags: Sequence[bool]) -> None:

@@ -47,7 +47,7 @@ rlx.kernels.program
     Mark flow:Flow part:str test:Buffer|none
     Extents sizes:((Symbol,Size|Flow)) checks:(Guard)
 rlx.backends.codegen.kernel_facts
-    KernelFacts name:str host:Node|none operands:(Buffer) results:(Buffer) mark:Mark|none extents:Extents|none
+    KernelFacts name:str role:str host:Node|none operands:(Buffer) results:(Buffer) mark:Mark|none extents:Extents|none
         makes:(Symbol) shown:(str,str,str,str) read:(Buffer) written:(Buffer) replaceable:(Buffer) sizes:(str)
 rlx.kernels.experts
     ExpertWeight name:str source:Buffer panels:Buffer table:Buffer transposed:bool routine:str
