@@ -109,7 +109,9 @@ def _planned(
     if part is whole:
         return made
     note = f"planned with {len(counts)} of {whole.config.layers} layers, which the others are like"
-    return replace(made, notes=(*made.notes, note))
+    # not planned themselves: the whole arena may be laid out in another way
+    certainty = {**made.certainty, **dict.fromkeys(("activation", "workspace"), "forecast")}
+    return replace(made, notes=(*made.notes, note), certainty=certainty)
 
 
 def largest_context(

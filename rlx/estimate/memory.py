@@ -57,7 +57,8 @@ class MemoryEstimate:
     the code is made. `import_bytes` are what importing a file takes in
     passing, before anything is compiled. A process has the overhead once, however many models it runs: a budget is for
     the model's `own` bytes, which are without it. `certainty` says of each part "exact",
-    "bounded" (no more than that), "calibrated", "guessed", or "forecast" for a model that can't be run yet.
+    "bounded" (no more than that), "calibrated", "guessed", or "forecast" for what was not planned: a model that can't
+    be run yet, or one of which some layers stand for others.
     """
 
     model: str

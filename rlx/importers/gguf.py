@@ -21,6 +21,7 @@ from rlx.errors import ModelFormatError
 from rlx.importers.sources import FileSource
 from rlx.ir.dtype import DTYPES
 from rlx.ir.encodings import ENCODINGS
+from rlx.ir.mapped import give_back
 from rlx.records import dataclass, field
 
 __all__ = ["GGML_TYPES", "GgmlType", "GgufArray", "GgufFile", "GgufTensor", "read_gguf", "read_gguf_parts"]
@@ -95,10 +96,13 @@ class GgufArray:
     def values(self) -> list[Any]:
         """The items as Python values (strings as str)."""
         data = self.file.view()[self.start : self.end]
+        found: list[Any]
         if self.item_type == _STRING:
-            return _strings(data.tobytes(), self.count)
+            found = _strings(data.tobytes(), self.count)
+            give_back([data])
+            return found
         if self.item_type in _SCALARS:
-            found: list[Any] = np.frombuffer(data, "<" + _SCALARS[self.item_type]).tolist()
+            found = np.frombuffer(data, "<" + _SCALARS[self.item_type]).tolist()
             return found
         cursor = _Cursor(self.file, self.start, self.end, mapped=True)
         return [cursor.value(self.item_type, "array item", 1) for _ in range(self.count)]

@@ -48,12 +48,19 @@ class Generation(Iterator[str]):
     """
 
     def __init__(
-        self, llm: LanguageModel, prompt: Sequence[int], limits: Limits, choose: Chooser, drafter: Drafter | None = None
+        self,
+        llm: LanguageModel,
+        prompt: Sequence[int],
+        limits: Limits,
+        choose: Chooser,
+        drafter: Drafter | None = None,
+        adapter: Sequence[str] | None = None,
     ) -> None:
         self.ids: list[int] = []
         self.finish_reason: str | None = None
         self.stats = Stats(prompt_tokens=len(prompt))
         self.prompt, self.limits, self.choose = list(prompt), limits, choose
+        self.adapter = adapter  # the LoRA adapters that it is computed with, None for all
         self.slot = -1  # the cache's slot that it has, once it has begun
         self.pending: list[int] = []  # the tokens that are to be computed next
         self.seed = choose.sampling.seed

@@ -104,10 +104,12 @@ class LanguageModel:
         ends), `ignore_eos` (go on after the token that ends an answer), `constraint` (a form, of `constraints`),
         `overflow` (what a full context is: "error" for the prompt and the end of the text, "truncate" leaves out the
         beginning of a prompt, "shift" too, and then the older half of the text, as often as the context is full),
-        `speculate` (so many tokens may be guessed ahead, by the draft model if there is one: the text is the same), and
-        how tokens are drawn: `temperature` (0, the default: the likeliest), `top_k`, `top_p`, `min_p`, `typical_p`,
+        `speculate` (so many tokens may be guessed ahead, by the draft model if there is one: the text is the same),
+        `adapter` (the one LoRA adapter of `lora=` that it is computed with, None for none; without it: all), and how
+        tokens are drawn: `temperature` (0, the default: the likeliest), `top_k`, `top_p`, `min_p`, `typical_p`,
         `repetition_penalty`, `frequency_penalty`, `presence_penalty`, `logit_bias`, `seed`. Raises `OptionError`
-        for a prompt that is empty, has no room in the context or holds what is no token.
+        for a prompt that is empty, has no room in the context or holds what is no token, `NameNotFound` for an
+        adapter that the model was not loaded with.
         """
         return self._generation(self._ids(prompt), max_tokens, options)
 
@@ -210,6 +212,7 @@ class LanguageModel:
     def _generation(self, ids: list[int], max_tokens: int | None, options: Mapping[str, Any]) -> Generation:
         chosen = options_of(options)
         self.slots.sampler.check(chosen.sampling)
+        self.model.adapters.rows(chosen.adapter or ())  # raises for one that is not there
         if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
             raise OptionError(f"max_tokens={max_tokens!r}: expected a number >= 1")
         fixed = int(ids[:1] == [self.tokenizer.bos_id]) if chosen.overflow != "error" else 0
@@ -227,7 +230,7 @@ class LanguageModel:
         ends = frozenset() if chosen.ignore_eos else frozenset(self.tokenizer.eos_ids)
         constraint = None if chosen.constraint is None else chosen.constraint.copy()  # the next text begins anew
         limits = Limits(most, ends, chosen.stop, shifts, fixed, chosen.speculate)
-        return Generation(self, ids, limits, Chooser(chosen.sampling, constraint), self.drafter)
+        return Generation(self, ids, limits, Chooser(chosen.sampling, constraint), self.drafter, chosen.adapter)
 
     @cached_property
     def constraints(self) -> Constraints:
@@ -326,7 +329,7 @@ class LanguageModel:
 
         These are never all: the last token is computed anew.
         """
-        return self.slots.seat(generation, prompt)
+        return self.slots.seat(generation, prompt, adapter=None if generation is None else generation.adapter)
 
     def extend(self, slot: int, ids: Sequence[int], output: str) -> Array:
         """An output [tokens, ...] after each of these tokens, which follow those in the slot."""

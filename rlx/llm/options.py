@@ -35,8 +35,9 @@ class Options:
     """`stop`: texts before which it ends. `ignore_eos`: go on after the token that ends an answer.
 
     `constraint`: the form that the answer has, of `LanguageModel.constraints`. `overflow`: what is done where the
-    context is full: "error", "truncate" or "shift". `speculate`: how many tokens may be guessed ahead. `sampling`: how
-    tokens are drawn; given by its fields (temperature, top_k, top_p, min_p, typical_p, repetition_penalty,
+    context is full: "error", "truncate" or "shift". `speculate`: how many tokens may be guessed ahead. `adapter`: names
+    of the LoRA adapters that count, none or one; given as that one or None, and all where it is not given. `sampling`:
+    how tokens are drawn; given by its fields (temperature, top_k, top_p, min_p, typical_p, repetition_penalty,
     frequency_penalty, presence_penalty, logit_bias, seed), with temperature 0, the likeliest token, where none is
     given, and a seed of chance.
     """
@@ -46,6 +47,7 @@ class Options:
     constraint: Constraint | None = None
     overflow: str = "error"
     speculate: int = 0
+    adapter: tuple[str, ...] | None = None
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
 
 
@@ -57,6 +59,7 @@ class GenerationKeywords(TypedDict, total=False):
     constraint: Constraint | None
     overflow: str
     speculate: int
+    adapter: str | None
     temperature: float
     top_k: int
     top_p: float
@@ -75,7 +78,7 @@ class GenerationKeywords(TypedDict, total=False):
 
 def options_of(given: Mapping[str, Any]) -> Options:
     """The options of keywords. Raises `OptionError`."""
-    own = ("stop", "ignore_eos", "constraint", "overflow", "speculate")
+    own = ("stop", "ignore_eos", "constraint", "overflow", "speculate", "adapter")
     for name in given:
         if name not in (*own, *DRAWN, "seed"):
             meant = f"{ELSEWHERE[name]}; " if name in ELSEWHERE else ""
@@ -103,4 +106,15 @@ def options_of(given: Mapping[str, Any]) -> Options:
     guesses = given.get("speculate", 0)
     if type(guesses) is not int or not 0 <= guesses <= MOST_GUESSES:
         raise OptionError(f"speculate={guesses!r:.60}: expected 0 to {MOST_GUESSES} tokens to guess ahead")
-    return Options(stops, given.get("ignore_eos", False) is True, constraint, overflow, guesses, sampling)
+    return Options(
+        stops, given.get("ignore_eos", False) is True, constraint, overflow, guesses, _adapter(given), sampling
+    )
+
+
+def _adapter(given: Mapping[str, Any]) -> tuple[str, ...] | None:
+    if "adapter" not in given:
+        return None
+    name = given["adapter"]
+    if not isinstance(name, str | None):
+        raise OptionError(f"adapter={name!r:.60}: expected the name of one, or None")
+    return () if name is None else (name,)

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from rlx.ir.adapters import ALL_ADAPTERS, NO_ADAPTER
 from rlx.ir.graph import Array
 from rlx.ir.shape import upper
 from rlx.models.sampling import Row, Sampler
-from rlx.models.sizes import SPARE
+from rlx.models.sizes import ADAPTER_INPUTS, MOVED, SPARE, WHOLE
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.states import State
 
@@ -28,6 +29,10 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
     return next(n for n in range(most) if one[n] != other[n])
 
 
+def _is_moved(state: str) -> bool:
+    return state.split(".", maxsplit=1)[0] == MOVED
+
+
 class Slots:
     """Who has which slot, what is in it, and runs of the model over them.
 
@@ -36,20 +41,23 @@ class Slots:
 
     Caches of layers with a window may have room for fewer positions ("rings" of `build_decoder`): they hold those from
     `starts` on, and where a run has no room there, the last `keep` are moved to the beginning first.
+
+    `adapters` are the LoRA adapters that a slot is computed with: their names (at most one), or None for all, with the
+    scales of the model.
     """
 
     def __init__(self, model: CompiledGraph, sampler: Sampler, context: Callable[[], int]) -> None:
         sizes = {spec.name: spec.shape for spec in (*model.inputs, *model.outputs)}
         self.model, self.sampler = model, sampler
-        rows = {int(state.spec.shape[2]) for state in self._caches().values()}
         self.count = int(model.states["length"].spec.shape[0])
-        moved = "start" in model.states
-        self.capacity = context() if moved and len(rows) == 1 else max(rows)
-        self.ring = min(rows) if moved else 0  # positions of caches that are moved; 0 where none is
+        self.capacity = self._rows(WHOLE) or context()
+        self.ring = self._rows(MOVED)  # positions of caches that are moved; 0 where none is
         self.prefill, self.rows = int(upper(sizes["ids"][1]) or 1), int(upper(sizes["wanted"][0]) or 1)
         self.keep = self.ring - self.prefill
         self.starts = [0] * self.count
         self.filled: list[list[int]] = [[] for _ in range(self.count)]  # the tokens whose keys and values are there
+        self.adapters: list[Sequence[str] | None] = [None] * self.count
+        self._with_adapters = set(ADAPTER_INPUTS.values()) & sizes.keys()
         self._owners: list[weakref.ref[Any] | None] = [None] * self.count
         self._used = [0] * self.count  # when each was seated last
         self._neutral: dict[int, dict[str, Array]] = {}  # inputs of the sampler where nothing is drawn, by rows
@@ -67,14 +75,16 @@ class Slots:
         found = self._owners[slot]
         return None if found is None else found()
 
-    def seat(self, owner: Any, prompt: Sequence[int], kept: Collection[int] = ()) -> tuple[int, int]:
+    def seat(
+        self, owner: Any, prompt: Sequence[int], kept: Collection[int] = (), adapter: Sequence[str] | None = None
+    ) -> tuple[int, int]:
         """Gives a sequence one of the slots that are not `kept`, and how many tokens of its prompt are there already.
 
         It is, of those that nobody goes on with, the one whose text begins most like the prompt, of equals the one that
         was used least lately; a longer beginning in another slot is copied. The prompt's last token is never there.
+        What was computed with other adapters is as if it were not there.
         """
-        wanted = list(prompt[:-1])
-        same = [self._there(slot, shared(tokens, wanted)) for slot, tokens in enumerate(self.filled)]
+        same = [self._there(slot, self.begins_like(slot, prompt[:-1], adapter)) for slot in range(self.count)]
         open_ = [slot for slot in range(self.count) if slot not in kept]
         free = [slot for slot in open_ if self.owner(slot) is None]
         if not free:
@@ -88,9 +98,14 @@ class Slots:
         if copied:
             self._copy(source, slot, same[source])
         self.cut(slot, same[source] if copied else same[slot])
+        self.adapters[slot] = adapter
         self._owners[slot] = None if owner is None else weakref.ref(owner)
         self._used[slot] = max(self._used) + 1
         return slot, len(self.filled[slot])
+
+    def begins_like(self, slot: int, tokens: Sequence[int], adapter: Sequence[str] | None) -> int:
+        """How many of the first tokens a slot has in common with a text that is computed with these adapters."""
+        return shared(self.filled[slot], list(tokens)) if self.adapters[slot] == adapter else 0
 
     def take(self, slot: int) -> None:
         """Ends that a generation goes on with a slot."""
@@ -137,7 +152,7 @@ class Slots:
         start = self.starts[slot]
         near = slice(max(start, length - self.keep) - start, length - start)
         return {
-            name: state.read_rows((slot, slice(None), near if self._is_moved(state) else slice(length)))
+            name: state.read_rows((slot, slice(None), near if _is_moved(name) else slice(length)))
             for name, state in self._caches().items()
         }
 
@@ -146,7 +161,7 @@ class Slots:
         found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         for name, state in self._caches().items():
             shape, dtype = state.stored
-            found[name] = (shape[1], held if self._is_moved(state) else length, shape[3]), dtype
+            found[name] = (shape[1], held if _is_moved(name) else length, shape[3]), dtype
         return found
 
     def held(self, slot: int) -> int:
@@ -165,7 +180,7 @@ class Slots:
         self.cut(slot, 0)
         for name, state in self._caches().items():
             state.write_rows((slot, slice(None), slice(rows[name].shape[1])), rows[name])
-            if self._is_moved(state):
+            if _is_moved(name):
                 self.starts[slot] = len(tokens) - rows[name].shape[1]
         lengths = [len(own) for own in self.filled]
         lengths[slot] = len(tokens)
@@ -173,18 +188,19 @@ class Slots:
         self.filled[slot] = list(tokens)
 
     def _caches(self) -> dict[str, State]:
-        return {name: state for name, state in self.model.states.items() if name.startswith("cache.")}
+        return {name: state for name, state in self.model.states.items() if name.split(".")[0] in (WHOLE, MOVED)}
 
-    def _is_moved(self, state: State) -> bool:
-        return self.ring > 0 and int(state.spec.shape[2]) == self.ring
+    def _rows(self, role: str) -> int:
+        """Positions that each sequence has in the caches of a role; 0 where there are none."""
+        return next((int(s.spec.shape[2]) for name, s in self._caches().items() if name.split(".")[0] == role), 0)
 
     def _move(self, slot: int) -> None:
         """Moves the last positions of the caches of windows to their beginning."""
         tokens = self.filled[slot]
         drop = len(tokens) - self.starts[slot] - self.keep
         try:
-            for state in self._caches().values():
-                if self._is_moved(state):
+            for name, state in self._caches().items():
+                if _is_moved(name):
                     rows = state.read_rows((slot, slice(None), slice(drop, drop + self.keep)))
                     state.write_rows((slot, slice(None), slice(self.keep)), rows)
             self.starts[slot] += drop
@@ -228,6 +244,8 @@ class Slots:
             ids[slot, : len(part)], counts[slot] = part, len(part)
         places = np.array([slot * most + at for slot, at in wanted] or [0], np.int64)
         given = {"ids": ids, "counts": counts, "wanted": places, **self._sampling(rows, len(places))}
+        if self._with_adapters:
+            given |= self._adapter_inputs(places // most)
         try:
             made = self.model.run(given, outputs=[] if output is None else [output])
         except BaseException:
@@ -237,6 +255,16 @@ class Slots:
         for slot, part in parts.items():
             self.filled[slot] += part
         return np.asarray(made[0]) if made else np.empty(0)
+
+    def _adapter_inputs(self, wanted: Array) -> dict[str, Array]:
+        """The adapter of each slot, and of each row that is wanted, of these slots."""
+        own = self.model.adapters
+        numbers = [
+            ALL_ADAPTERS if names is None else own.rows(names)[0] if names else NO_ADAPTER for names in self.adapters
+        ]
+        each = np.array(numbers, np.int32)
+        made = {ADAPTER_INPUTS["ids"]: each, ADAPTER_INPUTS["wanted"]: each[wanted]}
+        return {name: array for name, array in made.items() if name in self._with_adapters}
 
     def _sampling(self, rows: Sequence[Row] | None, count: int) -> dict[str, Array]:
         """The inputs of the sampler."""

@@ -49,7 +49,8 @@ def snapshot_of(llm: LanguageModel, made: Generation) -> bytes:
     header = {
         "model": _identity(llm.path),
         "precision": llm.model.precision,
-        "adapters": _adapters(llm),
+        "adapter": made.adapter,
+        "adapters": _adapters(llm, made.adapter),
         "filled": filled,
         "held": llm.slots.held(made.slot),
         "prompt": made.prompt,
@@ -76,7 +77,8 @@ def restored(llm: LanguageModel, data: bytes, constraint: Constraint | None) -> 
             f"restore: it was written with precision={header.get('precision')!r}, and this model computes in "
             f"{llm.model.precision!r}: load it with the same"
         )
-    if header.get("adapters") != _adapters(llm):
+    adapter = _adapter(header)
+    if header.get("adapters") != _adapters(llm, adapter):
         raise OptionError("restore: it was written with other adapters, or other scales of these")
     if bool(header.get("constraint")) != (constraint is not None):
         raise OptionError("restore: give constraint= where the text had one, and only there")
@@ -87,7 +89,7 @@ def restored(llm: LanguageModel, data: bytes, constraint: Constraint | None) -> 
         raise OptionError(f"restore: {len(filled):,} tokens have no room in a context of {llm.context:,}")
     rows = _rows(llm, header, body, len(filled))
     try:
-        made = _generation(llm, header, prompt, constraint)
+        made = _generation(llm, header, prompt, constraint, adapter)
         room = llm.context - len(filled) - len(pending) + 1
         if not made.limits.shifts:
             made.limits = replace(made.limits, most=min(made.limits.most, len(ids) + room))
@@ -99,7 +101,7 @@ def restored(llm: LanguageModel, data: bytes, constraint: Constraint | None) -> 
     if shifts and llm.context <= 2 + made.limits.fixed:
         raise OptionError(f"restore: a context of {llm.context:,} is too short for a text that goes on when it is full")
     made.replay(ids, header.get("finish_reason"))
-    slot, _ = llm.slots.seat(made, [])
+    slot, _ = llm.slots.seat(made, [], adapter=adapter)
     llm.slots.put_rows(slot, filled, rows)
     made.slot, made.pending = slot, pending
     return made
@@ -151,7 +153,11 @@ def _rows(llm: LanguageModel, header: dict[str, Any], body: memoryview, length: 
 
 
 def _generation(
-    llm: LanguageModel, header: dict[str, Any], prompt: Sequence[int], constraint: Constraint | None
+    llm: LanguageModel,
+    header: dict[str, Any],
+    prompt: Sequence[int],
+    constraint: Constraint | None,
+    adapter: Sequence[str] | None,
 ) -> Generation:
     told, drawn = header["limits"], dict(header["sampling"])
     drawn["logit_bias"] = dict(drawn["logit_bias"])
@@ -163,21 +169,24 @@ def _generation(
     most = told["most"] if shifts else min(told["most"], llm.context - len(prompt) + 1)  # of this context
     limits = Limits(most, ends, tuple(stops), shifts, told["fixed"], told["guesses"])
     form = None if constraint is None else constraint.copy()
-    return Generation(llm, prompt, limits, Chooser(Sampling(**drawn), form), llm.drafter)
+    return Generation(llm, prompt, limits, Chooser(Sampling(**drawn), form), llm.drafter, adapter)
 
 
-def _adapters(llm: LanguageModel) -> dict[str, list[Any]]:
-    """Of each LoRA adapter that is on: its scale, and by what its weights are known."""
-    found: dict[str, list[Any]] = {}
-    for name, _, scale, pairs in llm.model.adapters.table():
-        sha = hashlib.sha256()
-        for target, arrays in sorted(pairs.items()):
-            sha.update(target.encode())
-            for array in arrays:
-                sha.update(array.tobytes())
-        if scale:
-            found[name] = [scale, sha.hexdigest()]
-    return found
+def _adapter(header: dict[str, Any]) -> tuple[str, ...] | None:
+    """The LoRA adapters of the text, None for all."""
+    given = header.get("adapter")
+    if given is None:
+        return None
+    if not isinstance(given, list) or len(given) > 1 or not all(isinstance(name, str) for name in given):
+        raise ModelFormatError("restore: the header is not of this format: adapter")
+    return tuple(given)
+
+
+def _adapters(llm: LanguageModel, chosen: Sequence[str] | None) -> dict[str, list[Any]]:
+    """Of each LoRA adapter of a text (None: of all) that is on: its scale, and by what its weights are known."""
+    own = llm.model.adapters
+    names = own if chosen is None else chosen
+    return {name: [scale, own.digest(name)] for name, scale in own.items() if scale and name in names}
 
 
 def _identity(path: Path) -> str:

@@ -68,11 +68,15 @@ class Together(Iterator[tuple[int, str]]):
             if len(going) >= llm.slots.count:
                 break
             if made.finish_reason is None and made.slot < 0 and not self._better_later(made, going):
-                made.begin(*llm.slots.seat(made, made.prompt, [other.slot for other in going]))
+                made.begin(*llm.slots.seat(made, made.prompt, [other.slot for other in going], made.adapter))
                 going.append(made)
         return going
 
     def _better_later(self, made: Generation, going: Sequence[Generation]) -> bool:
         """Whether the beginning of its prompt is being computed for another one, of which it can be copied then."""
-        there = max(shared(tokens, made.prompt) for tokens in self._llm.slots.filled)
-        return any(not other.ids and shared(other.prompt, made.prompt) >= there + FORK for other in going)
+        slots = self._llm.slots
+        there = max(slots.begins_like(slot, made.prompt, made.adapter) for slot in range(slots.count))
+        return any(
+            not other.ids and other.adapter == made.adapter and shared(other.prompt, made.prompt) >= there + FORK
+            for other in going
+        )

@@ -28,6 +28,7 @@ from rlx.ir.graph import Array, Graph
 from rlx.models.blocks import PREFIXES, Names
 from rlx.models.config import Config
 from rlx.models.families.base import Family
+from rlx.models.sizes import ADAPTER_INPUTS
 from rlx.models.source import Source
 from rlx.records import dataclass
 
@@ -214,7 +215,7 @@ def with_room(graph: Graph, room: str, source: Source, family: Family) -> Graph:
     if missing:
         raise OptionError(f"lora: {source.path} has no weights {', '.join(missing)}")
     try:
-        return lora(graph, rank=int(found[1]), slots=int(found[2]), targets=targets)
+        return lora(graph, rank=int(found[1]), slots=int(found[2]), targets=targets, rows=ADAPTER_INPUTS)
     except NameNotFound as error:
         raise OptionError(f"lora: adapters of experts and of embeddings are not known: {error}") from None
 

@@ -9,7 +9,7 @@ from rlx.ir.graph import Value
 from rlx.ir.shape import Dim, upper
 from rlx.models.blocks import Blocks, Described
 from rlx.models.config import Config
-from rlx.models.sizes import cache_rows
+from rlx.models.sizes import MOVED, WHOLE, cache_rows
 from rlx.models.source import Source
 from rlx.records import dataclass
 
@@ -34,9 +34,10 @@ class Room:
 class CachedBlocks(Blocks):
     """The graph of a decoder while it is built.
 
-    Its states are `length` [batch], the positions that are filled, and for each layer cache.k and cache.v
-    [batch, kv_heads, rows, head_dim]: all positions, or of a layer with a window those from `start` [batch] on, a state
-    that whoever runs the graph moves on with what is in these caches.
+    Its states are `length` [batch], the positions that are filled, and for each layer N cache.k.N and cache.v.N
+    [batch, kv_heads, rows, head_dim], of all positions. Where a layer with a window has room for fewer, they are called
+    window.k.N and window.v.N, and hold those from `start` [batch] on, a state that whoever runs the graph moves on with
+    what is in these caches.
     """
 
     def __init__(self, source: Source, family: Described, config: Config, room: Room) -> None:
@@ -54,7 +55,8 @@ class CachedBlocks(Blocks):
         """Causal attention over the layer's cache, to which k and v are added: [batch, tokens, heads * head_dim]."""
         c = self.config
         moved = self.start if self.room.rows(c.windows[layer]) < self.room.capacity else None
-        k, v = self._cached("cache.k", k, layer, moved), self._cached("cache.v", v, layer, moved)
+        role = WHOLE if moved is None else MOVED
+        k, v = self._cached(f"{role}.k", k, layer, moved), self._cached(f"{role}.v", v, layer, moved)
         count = self.count if moved is None else self.count - moved
         more = [self.constant(c.attention_cap)] if c.attention_cap else []
         steps = ("softcap",) * len(more)

@@ -34,7 +34,7 @@ class Decoder:
     Inputs: `ids` [batch, tokens] (i64); `counts` [batch], how many of them there are for each sequence, which it moves
     on by; `wanted` [rows], the places among the batch * tokens of which results are wanted. Outputs, of these rows:
     `logits` [rows, vocab]; `token` [rows] (i64), where these are largest; and `hidden` [rows, hidden], what they are
-    made of. States: `length` [batch] (i64), and for each layer N cache.k.N and cache.v.N.
+    made of. States are those of `CachedBlocks`.
     """
 
     graph: Graph

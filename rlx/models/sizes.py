@@ -5,12 +5,26 @@ from __future__ import annotations
 from rlx.ir.shape import Size
 from rlx.models.sampling import Sampler
 
-__all__ = ["CONTEXT", "KV_DTYPES", "PREFILL", "SPARE", "WANTED", "cache_rows", "sampler_of"]
+__all__ = [
+    "ADAPTER_INPUTS",
+    "CONTEXT",
+    "KV_DTYPES",
+    "MOVED",
+    "PREFILL",
+    "SPARE",
+    "WANTED",
+    "WHOLE",
+    "cache_rows",
+    "sampler_of",
+]
 
 CONTEXT, PREFILL = 4096, 512  # tokens of the cache, and of a run
 KV_DTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
+WHOLE, MOVED = "cache", "window"  # how names of states of keys and values begin: of all positions, or of a window's
 SPARE = 32  # positions before a window that its cache keeps, so that a text can go back by as many
 WANTED = 32  # rows of logits of one run, for one sequence
+# The inputs that say which LoRA adapter each sequence has, and each wanted row, by the inputs that have these axes.
+ADAPTER_INPUTS = {"ids": "adapter", "wanted": "adapter.wanted"}
 
 
 def sampler_of(vocab: int, rows: Size = 1) -> Sampler:

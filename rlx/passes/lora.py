@@ -7,14 +7,14 @@ zeros with B, which is 0 for every finite B (`adapters.put` takes no other), so 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
 from rlx import ops
 from rlx.boundary import bounded
 from rlx.errors import CompileError, NameNotFound, OptionError, ShapeError
-from rlx.ir.adapters import A_SUFFIX, B_SUFFIX, GAIN
+from rlx.ir.adapters import A_SUFFIX, ALL_ADAPTERS, B_SUFFIX, GAIN
 from rlx.ir.graph import Graph, Value
 from rlx.ir.shape import Dim, Size, same
 from rlx.ops.contract import Gemm, MatMul
@@ -33,7 +33,7 @@ def lora(
     rank: int,
     slots: int = 1,
     targets: str | Collection[str] = "*",
-    rows: str | None = None,
+    rows: str | Mapping[str, str] | None = None,
     index: str = "adapter",
 ) -> Graph:
     """The graph with room for `slots` adapters of up to `rank` at each matrix product with a param that `targets` name.
@@ -42,8 +42,9 @@ def lora(
     B [outputs, rank], both zero at first; `model.adapters` and `model.set_adapter` of the compiled graph fill them and
     set the scales. `targets` are names of params or patterns with `*`: of those that a pattern matches, the ones that
     such products read. With `rows`, the name of an input, each entry of its first axis has an adapter of its own: the
-    graph gets an input `index`, i32 [that axis], of slot numbers (-1: none). Raises `NameNotFound` for a target that
-    there is no such product for, `OptionError` and `ShapeError`.
+    graph gets an input `index`, i32 [that axis], of slot numbers (-1: none, -2: all). Where products have different
+    first axes, `rows` is a mapping: names of inputs with such axes, and what the input of slot numbers of each is
+    called. Raises `NameNotFound` for a target that there is no such product for, `OptionError` and `ShapeError`.
     """
     for what, number in (("rank", rank), ("slots", slots)):
         if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number < 2**20:
@@ -55,10 +56,11 @@ def lora(
     patterns = [targets] if isinstance(targets, str) else list(targets) if isinstance(targets, Collection) else []
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
         raise OptionError(f"lora: targets={targets!r}: expected names of params or patterns")
-    for what, name in (("rows", rows), ("index", index)):
-        if not isinstance(name, str) and (what, name) != ("rows", None):
-            raise OptionError(f"lora: {what}={name!r}: expected the name of an input")
-    made = _Lora(graph, rank, slots, patterns, rows, index)
+    chosen = {} if rows is None else dict(rows) if isinstance(rows, Mapping) else {rows: index}
+    for own, name in chosen.items():
+        if not isinstance(own, str) or not isinstance(name, str):
+            raise OptionError(f"lora: rows={rows!r}, index={index!r}: expected names of inputs")
+    made = _Lora(graph, rank, slots, patterns, chosen)
     new = rewrite(graph, made.rule)
     for pattern in patterns:
         if not fnmatch.filter(made.done, pattern):
@@ -73,8 +75,7 @@ class _Lora:
     rank: int
     slots: int
     patterns: list[str]
-    rows: str | None
-    index: str
+    rows: Mapping[str, str]  # inputs with the axes of rows: what the input of slot numbers is called
     done: list[str] = field(default_factory=list)  # params that have adapters
     seen: list[str] = field(default_factory=list)  # params that could have
     leaves: dict[str, tuple[Value, Value]] = field(default_factory=dict)
@@ -129,25 +130,33 @@ class _Lora:
             gain = ops.reshape(graph.state(GAIN, (self.slots, self.rank)), (width,))
             self.selection = gain, ops.not_equal(gain, graph.constant(0.0))
         gain, on = self.selection
-        if self.rows is None:
+        if not self.rows:
             return gain, on
-        slots = next((v for v in graph.inputs if v.name == self.index), None)
-        if slots is None:
-            source = next((v for v in graph.inputs if v.name == self.rows), None)
-            if source is None or source.rank < 1:
-                names = ", ".join(repr(v.name) for v in graph.inputs)
-                raise NameNotFound(f"lora: rows={self.rows!r}: expected an input with a first axis; there are {names}")
-            slots = graph.input(self.index, source.shape[:1], "i32")
-        elif any(v.name == self.index for v in self.graph.inputs):
-            raise OptionError(f"lora: the graph has an input {self.index!r} already; give index= another name")
-        if same(x.shape[0], slots.shape[0]) is not True:
-            raise ShapeError(
-                f"lora: {site.node.label} multiplies {x.type}, whose first axis is not the [{slots.shape[0]}] of "
-                f"{self.rows!r}: leave it out of targets"
-            )
         own = graph.constant(np.repeat(np.arange(self.slots, dtype=np.int32), self.rank))
+        slots = self.index_of(site, x)
         each = ops.reshape(slots, (slots.shape[0], *[1] * (x.rank - 1)))
-        return gain, ops.and_(ops.equal(each, own), on)
+        every = ops.equal(each, graph.constant(np.int32(ALL_ADAPTERS)))
+        return gain, ops.and_(ops.or_(ops.equal(each, own), every), on)
+
+    def index_of(self, site: Site, x: Value) -> Value:
+        """The input of slot numbers for the rows of x."""
+        graph = site.graph
+        given = {v.name: v for v in graph.inputs}
+        sources = {name: given.get(name) for name in self.rows}
+        for name, source in sources.items():
+            if source is None or source.rank < 1:
+                names = ", ".join(map(repr, given))
+                raise NameNotFound(f"lora: rows={name!r}: expected an input with a first axis; there are {names}")
+            if same(x.shape[0], source.shape[0]) is not True:
+                continue
+            index = self.rows[name]
+            if any(v.name == index for v in self.graph.inputs):
+                raise OptionError(f"lora: the graph has an input {index!r} already; give index= another name")
+            return given[index] if index in given else graph.input(index, source.shape[:1], "i32")
+        axes = ", ".join(f"[{v.shape[0]}] of {name!r}" for name, v in sources.items() if v is not None)
+        raise ShapeError(
+            f"lora: {site.node.label} multiplies {x.type}, whose first axis is not the {axes}: leave it out of targets"
+        )
 
 
 def _param_of(weight: Value) -> Value | None:

@@ -98,8 +98,8 @@ def within(
     assert smallest is not None
     raise MemoryDeficit(
         f"a gradient of {program.name!r} has budget={bytes_text(budget)} ({budget:,} bytes): the smallest arena "
-        f"that is reached by computing values again is {bytes_text(smallest)} ({smallest:,} bytes); give that, or a smaller "
-        "batch",
+        f"that is reached by computing values again is {bytes_text(smallest)} ({smallest:,} bytes); give "
+        "that, or a smaller batch",
         budget_bytes=budget,
         peak_bytes=smallest,
     )

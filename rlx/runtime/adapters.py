@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import numpy as np
 from rlx.backends.base import TensorSpec
 from rlx.boundary import bounded_class
 from rlx.errors import DTypeError, ExecutionError, NameNotFound, OptionError, ShapeError, no_such
-from rlx.ir.adapters import A_SUFFIX, B_SUFFIX, GAIN
+from rlx.ir.adapters import A_SUFFIX, B_SUFFIX, GAIN, NO_ADAPTER
 from rlx.ir.graph import Array, refuse_masked
 from rlx.ir.shape import Size
 
@@ -33,6 +34,7 @@ class Adapters(Mapping[str, float]):
         self._slots: dict[str, int] = {} if other is None or fresh else dict(other._slots)  # name -> number of its slot
         # What lies in each slot, by target; also in one that was freed: its scale is 0 until it is put anew.
         self._held: dict[int, dict[str, Pair]] = {} if other is None else dict(other._held)
+        self._digests: dict[int, str] = {} if other is None else dict(other._digests)  # of slots that were asked for
 
     def __getitem__(self, name: str) -> float:
         return float(self._gain()[self._slot(name), 0])
@@ -109,6 +111,7 @@ class Adapters(Mapping[str, float]):
             self._model.set_params(before)
             raise
         self._held, self._slots[name] = held, number
+        self._digests.pop(number, None)
 
     def _params(self, targets: Iterable[str], held: Mapping[int, Mapping[str, Pair]]) -> dict[str, Array]:
         """The params of some targets with all slots in them."""
@@ -141,6 +144,18 @@ class Adapters(Mapping[str, float]):
         """(name, slot, scale, weights by target) of each adapter: what `restore` takes."""
         return [(name, number, self[name], dict(self._held.get(number, {}))) for name, number in self._slots.items()]
 
+    def digest(self, name: str) -> str:
+        """By what the weights of an adapter are known (SHA-256); computed once."""
+        number = self._slot(name)
+        if number not in self._digests:
+            sha = hashlib.sha256()
+            for target, arrays in sorted(self._held.get(number, {}).items()):
+                sha.update(target.encode())
+                for array in arrays:
+                    sha.update(array.tobytes())
+            self._digests[number] = sha.hexdigest()
+        return self._digests[number]
+
     def restore(self, table: Sequence[tuple[str, int, float, dict[str, Pair]]]) -> None:
         """Makes the adapters those of the table, whose weights are in the params already."""
         if not table:
@@ -164,6 +179,7 @@ class Adapters(Mapping[str, float]):
         self._model.states[GAIN].write(gain)
         for name, number, _, pairs in table:
             self._slots[name], self._held[number] = number, pairs
+            self._digests.pop(number, None)
 
     def set(self, name: str | None, scale: float = 1.0, *, only: bool = False) -> None:
         """Sets the scale of an adapter, 0 for off; with `only`, that of all others to 0. None: of all."""
@@ -181,7 +197,7 @@ class Adapters(Mapping[str, float]):
 
     def rows(self, names: Sequence[str | None]) -> Array:
         """The slot numbers (i32) that the input of `rlx.lora(rows=...)` takes: an adapter, or None, for each row."""
-        return np.array([-1 if name is None else self._slot(name) for name in names], np.int32)
+        return np.array([NO_ADAPTER if name is None else self._slot(name) for name in names], np.int32)
 
 
 def _scale(name: str, scale: float) -> float:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -15,6 +13,7 @@ from rlx.errors import ClosedError, ExecutionError
 from rlx.estimate.resident import peak_bytes, resident_bytes
 from rlx.estimate.stored import StoredAdmission
 from rlx.estimate.system import COMPILED, RESTORED
+from rlx.heap import give_back_heap
 from rlx.records import dataclass
 from rlx.runtime.queued import Queued
 
@@ -256,6 +255,4 @@ def give_back() -> None:
     import gc
 
     gc.collect()
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):  # other C libraries than glibc have no such call
-            ctypes.CDLL(None).malloc_trim(0)
+    give_back_heap()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from small_decoders import weight, write_folder, write_gguf, write_safetensors
 
 import rlx
+from rlx.cli.main import cli
 from rlx.errors import MemoryDeficit, ModelFormatError, NameNotFound, OptionError
+from rlx.llm.together import Together
 from rlx.models.adapters import UNKNOWN
 
 gguf = pytest.importorskip("gguf")
@@ -170,6 +174,88 @@ def test_several_adapters_add_up_and_change_while_the_model_runs(tmp_path: Path)
         np.testing.assert_allclose(logits(), wanted, atol=1e-4, rtol=1e-4)
         with pytest.raises(NameNotFound):
             llm.set_adapter("three")
+
+
+def two_adapters(tmp_path: Path) -> tuple[Path, dict[str, Path]]:
+    """A model, and two adapters that add to products of its layers; the second one to the head too."""
+    modules = [LAYER.format(n) + m for n in range(3) for m in ("self_attn.q_proj", "mlp.down_proj")]
+    first = write_peft(tmp_path / "first", pairs_of(shapes_of("llama", modules), 2, 1))
+    second = write_peft(tmp_path / "second", pairs_of(shapes_of("llama", [*modules, "lm_head"]), 5, 2))
+    model = write_gguf(tmp_path / "m.gguf", CASES["llama"]["config"], CASES["llama"]["shapes"])
+    return model, {"one": first, "two": second}
+
+
+CHOICES: list[dict[str, Any]] = [{"adapter": "one"}, {"adapter": None}, {"adapter": "two"}, {}]
+
+
+def test_each_text_has_an_adapter_of_its_own(tmp_path: Path) -> None:
+    """In one run, also of the head: a text is that of a model with this adapter alone, and caches are not mixed."""
+    model, adapters = two_adapters(tmp_path)
+    options: dict[str, Any] = {"device": "cpu", "context": 64, "cache": False}
+    loras = [{"one": adapters["one"]}, None, {"two": adapters["two"]}, adapters]
+    wanted = []
+    for lora in loras:
+        with rlx.load_llm(model, lora=lora, **options) as alone:
+            made = alone.generate(IDS, 12, ignore_eos=True)
+            list(made)
+            wanted.append(made.ids)
+    assert len(set(map(tuple, wanted))) == 4
+    with rlx.load_llm(model, lora=adapters, slots=4, **options) as llm:
+        for _ in range(2):
+            every = [llm.generate(IDS, 12, ignore_eos=True, **choice) for choice in CHOICES]
+            Together(llm, every).texts()
+            assert [made.ids for made in every] == wanted
+        assert [made.stats.cached_tokens for made in every] == [len(IDS) - 1] * 4  # each goes on from its own
+        longer = llm.generate([*IDS, *wanted[0][:3]], 4, ignore_eos=True, adapter="one")
+        list(longer)
+        assert longer.ids == wanted[0][3:7]
+        assert longer.stats.cached_tokens == len(IDS) + 2
+        with pytest.raises(NameNotFound, match="three"):
+            llm.generate(IDS, adapter="three")
+        with pytest.raises(OptionError, match="adapter=3: expected the name of one, or None"):
+            llm.generate(IDS, adapter=3)  # type: ignore[arg-type]
+
+
+def test_a_snapshot_keeps_the_adapter_of_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other adapters are nothing to it; and the weights of each are read through once."""
+    model, adapters = two_adapters(tmp_path)
+    options: dict[str, Any] = {"device": "cpu", "context": 64, "cache": False}
+    with rlx.load_llm(model, lora=adapters, **options) as llm:
+        made = llm.generate(IDS, 12, ignore_eos=True, adapter="two")
+        next(made)
+        hashed: list[int] = []
+        real = hashlib.sha256
+        monkeypatch.setattr("rlx.runtime.adapters.hashlib.sha256", lambda *given: hashed.append(1) or real(*given))
+        data = llm.snapshot(made)
+        first = len(hashed)
+        llm.snapshot(made)
+        assert len(hashed) - first == first - 1  # model, snapshot, and the first time the adapter
+        monkeypatch.undo()
+        rest = "".join(made)
+        llm.set_adapter("one", 0.25)
+        assert "".join(llm.restore(data)) == rest
+        llm.set_adapter("two", 0.25)
+        with pytest.raises(OptionError, match="other adapters"):
+            llm.restore(data)
+    with rlx.load_llm(model, lora={"two": adapters["two"]}, **options) as other:
+        assert "".join(other.restore(data)) == rest
+
+
+def test_the_command_takes_adapters(tmp_path: Path) -> None:
+    """--lora PATH and PATH=SCALE give the text of Python's `lora=`."""
+    model, adapters = two_adapters(tmp_path)
+    scaled = {"one": adapters["one"], "two": (adapters["two"], 0.5)}
+    with rlx.load_llm(model, device="cpu", context=64, lora=scaled) as llm:
+        wanted = "".join(llm.generate("hello", 12))
+    with rlx.load_llm(model, device="cpu", context=64) as llm:
+        assert "".join(llm.generate("hello", 12)) != wanted
+    asked = ["generate", str(model), "hello", "-n", "12", "--device", "cpu", "--context", "64"]
+    given = ["--lora", str(adapters["one"]), "--lora", f"{adapters['two']}=0.5"]
+    done = CliRunner().invoke(cli, [*asked, *given])
+    assert (done.exit_code, done.stdout) == (0, wanted + "\n")
+    wrong = CliRunner().invoke(cli, [*asked, "--lora", f"{adapters['one']}=much"])
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    assert "expected PATH=SCALE, with a number" in wrong.stderr
 
 
 def test_adapters_are_called_as_their_files_and_folders(tmp_path: Path) -> None:

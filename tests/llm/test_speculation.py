@@ -87,6 +87,36 @@ def test_several_texts_and_forms(llm: LanguageModel, drafted: LanguageModel) -> 
 
 
 @pytest.mark.usefixtures("always")
+def test_texts_in_turns_have_slots_of_their_own_in_both_models(
+    llm: LanguageModel, drafted: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft model reads each token of a text once, though the texts take turns; a third takes the older's slots."""
+    assert drafted.draft is not None
+    prompts = [PROMPT, [1, *PROMPT[:0:-1]], PROMPT[7:]]
+    wanted = ["".join(llm.generate(p, 24, ignore_eos=True)) for p in prompts]
+    drafted.reset()
+    drafted.draft.reset()
+    read: list[int] = []
+    slots, run = drafted.draft.slots, drafted.draft.slots.run
+
+    def counted(parts: Any, *rest: Any) -> Any:
+        read.append(sum(map(len, parts.values())))
+        return run(parts, *rest)
+
+    monkeypatch.setattr(slots, "run", counted)
+    first, second = (drafted.generate(p, 24, ignore_eos=True, speculate=4) for p in prompts[:2])
+    texts = ["", ""]
+    while first.finish_reason is None or second.finish_reason is None:
+        texts[0] += next(first, "")
+        texts[1] += next(second, "")
+    assert texts == wanted[:2]
+    assert (first.stats.acceptance, second.stats.acceptance) == (1, 1)
+    assert {len(tokens) > len(PROMPT) for tokens in slots.filled} == {True}
+    assert sum(read) <= 2 * (len(PROMPT) + 24)
+    assert "".join(drafted.generate(prompts[2], 24, ignore_eos=True, speculate=4)) == wanted[2]
+
+
+@pytest.mark.usefixtures("always")
 def test_a_text_ends_where_it_would(llm: LanguageModel, drafted: LanguageModel) -> None:
     """By the number of tokens, an end token, or a full context, also in the middle of right guesses."""
     for count in (1, 2, 5, 7):

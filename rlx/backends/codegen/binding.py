@@ -321,10 +321,12 @@ def settable(graph: Graph, program: Program) -> frozenset[str]:
 
 
 def initial(state: Buffer) -> Array:
-    """The value that a state starts with, in stored bytes if it is encoded; its shape is fixed."""
-    if state.encoding is not None:
-        return np.zeros(state.nbytes({}), np.uint8) if state.data is None else state.data
-    return np.zeros([evaluate(s, {}) for s in state.shape], state.dtype.numpy) if state.data is None else state.data
+    """The value that a state starts with, in stored bytes if it is encoded; its shape is fixed. Read-only."""
+    if state.data is not None:
+        return state.data
+    coded = state.encoding is not None
+    shape = (state.nbytes({}),) if coded else tuple(evaluate(s, {}) for s in state.shape)
+    return np.broadcast_to(np.zeros((), np.uint8 if coded else state.dtype.numpy), shape)  # takes no memory
 
 
 def room_for(program: Program, extents: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:

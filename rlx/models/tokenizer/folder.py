@@ -10,7 +10,7 @@ from typing import Any
 from rlx.errors import ModelFormatError
 from rlx.importers.sources import read_file
 from rlx.models.tokenizer.library import tokenizers, translated
-from rlx.models.tokenizer.pieces import Pieces
+from rlx.models.tokenizer.pieces import Pieces, Texts
 from rlx.models.tokenizer.recipe import check_recipe, piece_of
 from rlx.models.tokenizer.tokenizer import Ends, Templates, Tokenizer
 
@@ -104,7 +104,7 @@ def _pieces(library: Any, where: str) -> Pieces:
         tokens[number] = token.content
     special = frozenset(number for number, token in added.items() if token.special)
     piece, strip = piece_of(_recipe(library, "decoder"), where)
-    return Pieces(tokens, frozenset(added) - special, special, piece, strip)
+    return Pieces(Texts(tokens), frozenset(added) - special, special, piece, strip)
 
 
 def _ends(folder: Path, library: Any, names: dict[str, str]) -> Ends:

@@ -16,7 +16,7 @@ from rlx.errors import ModelFormatError
 from rlx.importers.gguf import GgufArray
 from rlx.models.tokenizer.library import tokenizers, translated
 from rlx.models.tokenizer.merges import merges_of_scores
-from rlx.models.tokenizer.pieces import SPACE, Pieces, byte_level, spaced, word_pieces
+from rlx.models.tokenizer.pieces import SPACE, Pieces, Texts, byte_level, spaced, word_pieces
 from rlx.models.tokenizer.splits import Variant, variant_of
 from rlx.models.tokenizer.tokenizer import Ends, Templates, Tokenizer
 from rlx.records import dataclass
@@ -148,7 +148,7 @@ def tokenizer_of_metadata(metadata: Mapping[str, Any], where: str) -> Tokenizer:
             _add_tokens(built.plain, vocabulary, special=False)
     special = frozenset(i for i, t in enumerate(vocabulary.types) if t in (UNKNOWN, CONTROL))
     plain = frozenset(i for i, t in enumerate(vocabulary.types) if t == USER)
-    pieces = Pieces(vocabulary.tokens, plain, special, built.piece, built.strip)
+    pieces = Pieces(Texts(vocabulary.tokens), plain, special, built.piece, built.strip)
     return Tokenizer(built.library, pieces, _ends(read, vocabulary, kind), _templates(read), where, plain=built.plain)
 
 
@@ -229,10 +229,12 @@ def _merges(read: _Metadata, numbers: Mapping[str, int]) -> list[tuple[str, str]
     lines = read.array("merges", (str,), MAX_MERGES)
     if lines is None:
         read.fail(f"has no {PREFIX}merges, without which a vocabulary of this kind can't be used")
+    texts = {text: text for text in numbers}  # one object of each: some 10^5 copies would take 10 MB
     merges = []
     for line in lines:
-        first, _, second = line.partition(" ")
-        if first not in numbers or second not in numbers or first + second not in numbers:
+        one, _, other = line.partition(" ")
+        first, second = texts.get(one), texts.get(other)
+        if first is None or second is None or first + second not in numbers:
             read.fail(f"{PREFIX}merges: {line!r:.80}: its parts, or what they make, are no tokens")
         merges.append((first, second))
     return merges

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import ModelFormatError
+from rlx.heap import give_back_heap
 from rlx.importers.gguf import GgufFile, read_gguf
 from rlx.models.tokenizer.gguf import tokenizer_of_metadata
 from rlx.models.tokenizer.tokenizer import Tokenizer
@@ -21,6 +22,12 @@ def load(source: str | os.PathLike[str] | GgufFile | Mapping[str, Any]) -> Token
     Raises `ModelFormatError` for files that are malformed or of a kind that is not known, `DeviceUnavailable` where the
     library `tokenizers` is missing.
     """
+    made = _loaded(source)
+    give_back_heap()  # what the library was given: as much again as it keeps
+    return made
+
+
+def _loaded(source: str | os.PathLike[str] | GgufFile | Mapping[str, Any]) -> Tokenizer:
     if isinstance(source, GgufFile):
         return tokenizer_of_metadata(source.metadata, source.path)
     if isinstance(source, Mapping):

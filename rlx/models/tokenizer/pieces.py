@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import codecs
 import re
+from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import accumulate
+from typing import overload
 
 from rlx.errors import OptionError
 from rlx.records import dataclass
 
-__all__ = ["SPACE", "Decoder", "Pieces", "byte_level", "spaced", "word_pieces"]
+__all__ = ["SPACE", "Decoder", "Pieces", "Texts", "byte_level", "spaced", "word_pieces"]
 
 SPACE = "\u2581"  # stands for a space in the tokens of SentencePiece
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -47,6 +50,36 @@ def spaced(token: str) -> bytes:
 def word_pieces(token: str) -> bytes:
     """The bytes of a token of WordPiece: ##x goes on with a word, all others begin one."""
     return utf8(token[2:] if token.startswith("##") else " " + token)
+
+
+class Texts(Sequence[str]):
+    """Strings that lie one after another in memory: a list of some 10^5 short ones takes five times as much."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        parts = [text.encode("utf-8", errors="surrogatepass") for text in texts]
+        self._data, self._ends = b"".join(parts), array("Q", accumulate(map(len, parts)))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        at = index + len(self) if index < 0 else index
+        if not 0 <= at < len(self):
+            raise IndexError(index)
+        return self._data[self._ends[at - 1] if at else 0 : self._ends[at]].decode("utf-8", errors="surrogatepass")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Texts):
+            return NotImplemented
+        return self._data == other._data and self._ends == other._ends
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

@@ -28,17 +28,13 @@ from rlx.backends.cpu.jit.load import (
     undivided,
 )
 from rlx.backends.cpu.jit.prebuilt import archives_of, symbol_of
-from rlx.backends.cpu.jit.resident import (
-    bring_single_pages,
-    give_back_heap,
-    give_back_library,
-    give_back_now_and_then,
-)
+from rlx.backends.cpu.jit.resident import bring_single_pages, give_back_library, give_back_now_and_then
 from rlx.backends.cpu.target import Target
 from rlx.backends.granted import cpu_count
 from rlx.code_times import Module, taken, times
 from rlx.disk import content_key
 from rlx.errors import CompileError, DeviceUnavailable
+from rlx.heap import give_back_heap
 from rlx.install import install_package
 from rlx.progress import report
 

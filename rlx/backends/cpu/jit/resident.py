@@ -17,7 +17,7 @@ import struct
 import sys
 import time
 
-__all__ = ["bring_single_pages", "give_back_heap", "give_back_library", "give_back_now_and_then"]
+__all__ = ["bring_single_pages", "give_back_library", "give_back_now_and_then"]
 
 EVERY = 0.5  # seconds of compiling after which pages go that are not in use just now
 LOAD, DYNAMIC = 1, 2  # kinds of segments
@@ -137,10 +137,3 @@ def give_back_now_and_then(path: str | None) -> None:
     """The same, where the last time is a while ago."""
     if time.monotonic() - _last[0] >= EVERY:
         give_back_library(path)
-
-
-def give_back_heap() -> None:
-    """Has the C library give the memory back that is free in its heaps, where it can."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
-    if trim is not None:
-        trim(ctypes.c_size_t(0))

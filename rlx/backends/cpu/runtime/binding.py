@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +32,20 @@ LONG_SPECIAL_BYTES = 8 << 10  # the same where a kernel may take far longer for 
 VALUED = (1, 4)  # index out of range and extent beyond its bound come with the index or extent
 
 
-def aligned_bytes(count: int, alignment: int = 64) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def aligned_bytes(count: int, alignment: int = 64, *, sparse: bool = False) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Zeros at an aligned address: artifacts hold them, and nothing of this process where they are never written.
 
-    The system maps large ones in when they are first touched, those of a large page or more in large pages.
+    The system maps large ones in when they are first touched, those of a large page or more in large pages. `sparse`:
+    only small parts here and there may be touched, so in pages of the usual size.
     """
     least = 0
+    if sparse and count >= LARGE_PAGE:
+        memory = mmap.mmap(-1, count + alignment, access=mmap.ACCESS_COPY)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        raw = np.frombuffer(memory, np.uint8)
+        start = -raw.ctypes.data % alignment
+        return raw[start : start + count]
     if count >= LARGE_PAGE:
         alignment, least = max(alignment, LARGE_PAGE), NUMPY_ASKS
     raw = np.zeros(max(count + alignment, least), np.uint8)

@@ -465,7 +465,9 @@ class CpuExecutable(StateCalls, ExpertCalls):
             self.reserve(extents, plan.arena - memory.nbytes)
             if memory.nbytes:
                 log.info("%s: the arena grows to %d bytes at %s", self.program.name, plan.arena, dict(extents))
-            memory = aligned_bytes(plan.arena, max(64, plan.alignment))
+            # A plan for the largest sizes gives each buffer a place of that size, of which a run uses the beginning.
+            sparse = plan is self.bounds_plan and len(extents) > 0
+            memory = aligned_bytes(plan.arena, max(64, plan.alignment), sparse=sparse)
         if need > scratch.nbytes:
             scratch = aligned_bytes(need)
         if plan is not self.plan or memory is not self.memory or scratch is not self.scratch:  # nothing fails any more

@@ -28,6 +28,7 @@ from rlx.records import dataclass
 __all__ = ["Feed", "StateCalls", "StateMemory"]
 
 SWAP, COPY = 0, 1
+PIECE = 64 << 10  # bytes that are looked at together
 
 # words: address of the parity, the object that a call returns for parity 0 and 1, the number of records; a record is
 # SWAP, address of a cell (state, spare), number of words for each, then (word, shift) pairs; or COPY, to, from, bytes.
@@ -253,9 +254,15 @@ class StateMemory:
 
 
 def held_bytes(array: Array) -> Array:
-    """Memory with the contents of an array."""
+    """Memory with the contents of an array. What is zero is not written: caches take memory as they are filled."""
     held = aligned_bytes(max(array.nbytes, 8))
-    held[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if not any(array.strides) and not array.reshape(-1)[:1].view(np.uint8).any():
+        return held
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for start in range(0, len(data), PIECE):
+        piece = data[start : start + PIECE]
+        if piece.any():
+            held[start : start + len(piece)] = piece
     return held
 
 
