@@ -152,7 +152,7 @@ def _within_budget(program: Program, budget: int, backend: CodeGenerator, option
 
     def arena_of(made: Program) -> int:
         assert extents is not None
-        at = {"alignment": options.alignment, "reuse": options.reuse, "search": options.search}
+        at: dict[str, Any] = {"alignment": options.alignment, "reuse": options.reuse, "search": options.search}
         return make_plan(made, extents, verify=False, **at).arena
 
     def seconds_of(kernel: Kernel) -> float:

@@ -212,7 +212,7 @@ class ModelType(click.Path):
     """A path, whose reading is left to the importers; or the name of an example, where no file has that name."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
+        path = Path(super().convert(value, param, ctx))  # type: ignore[arg-type]
         if path.name == str(value) and not path.suffix and not path.exists():
             from rlx import demo
             from rlx.demo.fetch import entries

@@ -149,8 +149,8 @@ def _value_and_grad(
         result, aux = _with_aux(what, result) if has_aux else (result, None)
         y = _scalar(what, frame, result)
         flat = [value for found in leaves for _, value in found]
-        found = pull(nodes, {y: _one(y)}, flat)
-        made = iter(within(budget, [zeros(v) if ct is None else ct for v, ct in zip(flat, found, strict=True)]))
+        pulled = pull(nodes, {y: _one(y)}, flat)
+        made = iter(within(budget, [zeros(v) if ct is None else ct for v, ct in zip(flat, pulled, strict=True)]))
         grads = [fill(args[n], [next(made) for _ in own]) for n, own in zip(chosen, leaves, strict=True)]
         whole = grads[0] if isinstance(argnums, int) else tuple(grads)
         return ((y, aux) if has_aux else y), whole
