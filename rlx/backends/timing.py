@@ -14,11 +14,13 @@ __all__ = ["KernelTime", "ThreadSpan", "Timer", "kernel_times"]
 LOW = 0.25  # the quantile that counts: what disturbs a run only makes it longer
 HIGH = 0.75
 CONFIRMED = 3  # runs that must be undisturbed, or all where there are fewer
-NEAR = 1.3  # times within this ratio of the shortest confirm it
+NEAR = 1.3  # times within this ratio of the low quartile confirm it
+NEAR_LEAST = 5e-7  # seconds by which short times may differ too: the clocks' own
 WAITED = 0.1  # part of its time that a thread may have been without a processor
 WAITED_LEAST = 2e-6  # seconds that are never a wait: the clocks' own
 SLICE = 4e-3  # seconds for which a scheduler leaves a thread its processor, about
 MORE = 3  # times the runs asked for, while kernels are disturbed
+SHORT, MANY = 0.5, 12  # of runs that take so many seconds together: so many times
 GOLDEN = 0.6180339887498949
 
 
@@ -82,8 +84,11 @@ class Timer:
 
     def run(self, once: Callable[[], tuple[ArrayLike, ArrayLike]]) -> None:
         """Runs `once` as often as is needed; it gives the seconds of each kernel, and how long its threads waited."""
-        for number in range(MORE * self.repeat):
+        began = time.perf_counter()
+        for number in range(MANY * self.repeat):
             if number >= self.repeat and not (self.repeat >= CONFIRMED and self.disturbed().any()):
+                break
+            if number >= MORE * self.repeat and time.perf_counter() - began > SHORT:
                 break
             self.start(number)
             taken, waited = once()
@@ -106,10 +111,14 @@ class Timer:
         return np.asarray(waited <= np.maximum(WAITED * taken, WAITED_LEAST))
 
     def disturbed(self) -> NDArray[np.bool_]:
-        """[kernels]: too few runs that had their processor and agree."""
-        taken = np.where(self.clean(), np.array(self.taken), np.inf)
-        agree = (taken <= NEAR * taken.min(axis=0)) & np.isfinite(taken)
-        return np.asarray(agree.sum(axis=0) < min(CONFIRMED, len(taken)))
+        """[kernels]: too few runs had their processor and agree with the low quartile, or shorter ones deny it."""
+        taken = np.sort(np.where(self.clean(), np.array(self.taken), np.inf), axis=0)
+        count, kernels = np.isfinite(taken).sum(axis=0), np.arange(taken.shape[1])
+        low, lower = (taken[np.maximum(((count - 1) * part).astype(int), 0), kernels] for part in (LOW, LOW / 2))
+        near = np.maximum(low * NEAR, low + NEAR_LEAST)
+        agree = (taken <= near) & (np.maximum(taken * NEAR, taken + NEAR_LEAST) >= low) & np.isfinite(taken)
+        apart = low > np.maximum(lower * NEAR, lower + NEAR_LEAST)
+        return np.asarray((agree.sum(axis=0) < min(CONFIRMED, len(taken))) | apart)
 
 
 def kernel_times(

@@ -22,6 +22,7 @@ __all__ = [
     "CountsType",
     "Filled",
     "InputSpec",
+    "ModelType",
     "SecondsRange",
     "SizeType",
     "TargetType",

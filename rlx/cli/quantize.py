@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from rlx.cli.options import json_option
+from rlx.cli.options import ModelType, json_option
 from rlx.cli.show import loading, on_terminal, print_json
 from rlx.quantiser.api import ALL_TYPES
 from rlx.quantiser.api import quantize as quantize_file
@@ -45,7 +45,7 @@ class RuleType(click.ParamType[Any]):
     outputs of both models are compared on them.
     """
 )
-@click.argument("source", metavar="IN", type=click.Path(path_type=Path))
+@click.argument("source", metavar="IN", type=ModelType(path_type=Path))
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option(
     "--type",

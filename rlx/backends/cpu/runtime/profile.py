@@ -65,16 +65,21 @@ def profile(executable: CpuExecutable, inputs: Sequence[Array], repeat: int) -> 
 def _waited(rows: NDArray[np.int64], cells: NDArray[np.int64], kernels: Sequence[Kernel]) -> NDArray[np.int64]:
     """ns in which a thread that had work was without a processor, as far as that is known.
 
-    A thread that takes part late, or not at all, had no processor either. A host call may sleep of its own will, the
-    caller waits for the other threads of a phase, and these do other phases between the visits of one in a loop.
+    A thread that takes part late, or not at all, had no processor either, nor had a caller that ends a phase long after
+    its last chunk. A host call may sleep of its own will, the caller waits for the other threads of a phase, and these
+    do other phases between the visits of one in a loop. A run of one thread waits for nobody.
     """
     took, used, visits, began = rows.T
+    if cells.shape[1] == 1:
+        return np.where([k.host is not None for k in kernels], 0, took - used)
     first, last, _, chunks, used_first, used_last = np.moveaxis(cells, 2, 0)
     shared = chunks.any(axis=1)
     within = (last - first - (used_last - used_first)).max(axis=1)
     missing = (chunks > 0).sum(axis=1) < np.minimum(chunks.shape[1], chunks.sum(axis=1))
     late = np.where(missing, took, (first - began[:, None]).max(axis=1)) - WAKES
-    waited = np.where(shared, np.where(visits == 1, np.maximum(within, late), 0), took - used)
+    tail = took - (last.max(axis=1) - began) - WAKES
+    known = np.maximum(np.maximum(within, late), tail)
+    waited = np.where(shared, np.where(visits == 1, known, 0), took - used)
     return np.where([k.host is not None for k in kernels], 0, waited)
 
 
