@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -212,20 +213,20 @@ class SecondsRange(click.FloatRange):
 class ModelType(click.Path):
     """A path, whose reading is left to the importers; or the name of an example, where no file has that name."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = Path(super().convert(value, param, ctx))  # type: ignore[arg-type]
-        if path.name == str(value) and not path.suffix and not path.exists():
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        name = os.fsdecode(super().convert(value, param, ctx))
+        if os.path.basename(name) == name and "." not in name and not os.path.exists(name):
             from rlx import demo
             from rlx.demo.fetch import entries
 
-            if path.name in ("digits", *entries()):
-                return demo.path(path.name)
-        return path
+            if name in ("digits", *entries()):
+                return demo.path(name)
+        return Path(name)
 
 
 def model_argument(command: F) -> F:
     """The MODEL argument."""
-    return click.argument("model", metavar="MODEL", type=ModelType(path_type=Path))(command)
+    return click.argument("model", metavar="MODEL", type=ModelType())(command)
 
 
 def json_option(command: F) -> F:

@@ -45,7 +45,7 @@ class RuleType(click.ParamType[Any]):
     outputs of both models are compared on them.
     """
 )
-@click.argument("source", metavar="IN", type=ModelType(path_type=Path))
+@click.argument("source", metavar="IN", type=ModelType())
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option(
     "--type",
