@@ -40,9 +40,9 @@ STYLE = """
 .rlx .zoom { border: 1px solid var(--line); height: 520px; touch-action: pan-y }
 .rlx .zoom svg { width: 100%; height: 100%; min-width: 0 !important; cursor: grab }
 .rlx table { border-collapse: collapse; font-size: 13px; margin: 0 0 10px; color: inherit }
-.rlx th, .rlx td { padding: 3px 10px; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top;
-  background: none }
-.rlx th.r, .rlx td.r { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+.rlx.rlx th, .rlx.rlx td { padding: 3px 10px; border-bottom: 1px solid var(--line); text-align: left;
+  vertical-align: top; background: none }
+.rlx.rlx th.r, .rlx.rlx td.r { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 .rlx tr.chosen td { font-weight: 600 } .rlx pre { background: var(--panel); color: inherit; padding: 10px 12px;
   overflow-x: auto; font: 12.5px/1.45 ui-monospace, monospace; margin: 0 0 10px; white-space: pre }
 .rlx ul.legend { list-style: none; display: flex; flex-wrap: wrap; gap: 2px 16px; padding: 0; margin: 4px 0 10px }
@@ -62,7 +62,7 @@ STYLE = """
 PAGE_STYLE = """
 :root { color-scheme: light dark } body { margin: 0 } .rlx { padding: 20px max(16px, calc(50vw - 600px)) 60px }
 @media (prefers-color-scheme: dark) { html { background: #15181c } }
-@media (max-width: 480px) { .rlx { padding: 12px 10px 40px } .rlx th, .rlx td { padding: 3px 6px } }
+@media (max-width: 480px) { .rlx { padding: 12px 10px 40px } .rlx.rlx th, .rlx.rlx td { padding: 3px 6px } }
 @media print { .rlx input, .rlx button { display: none } }
 """
 

@@ -68,6 +68,7 @@ def test_it_is_whole_and_explains_itself(made: tuple[Path, dict[str, Any]]) -> N
         "named by the caller", "thread barriers", 'class="guess"',
     ):  # fmt: skip
         assert word in text, word
+    assert not re.search(r"e\+\d+ G", text), "rates are written out"
     charts = [ET.fromstring(chart) for chart in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
     assert len(charts) == 5
 

@@ -66,6 +66,14 @@ def test_each_shows_what_its_text_says(model: rlx.CompiledGraph) -> None:
             assert word in text, (name, word)
 
 
+def test_tables_keep_their_look_in_a_notebook() -> None:
+    """Its style has `:not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon td`, two classes and a tag: ours is as strong."""
+    rules = re.findall(r"([^{}]+)\{[^{}]*text-align: (?:left|right)", html.STYLE)
+    selectors = [selector.strip() for rule in rules for selector in rule.rpartition("}")[2].split(",")]
+    assert len(selectors) == 4
+    assert all(selector.startswith(".rlx.rlx ") for selector in selectors)
+
+
 def test_an_explanation_is_a_str(model: rlx.CompiledGraph) -> None:
     """With all that a str does; names of a model are escaped."""
     text = model.explain("kernels")

@@ -86,6 +86,12 @@ class _Axes:
         )
 
 
+def _rate(per_second: float) -> str:
+    """Billions: 41.6, or 2,010."""
+    billions = per_second / 1e9
+    return f"{billions:,.0f}" if billions >= 1000 else f"{billions:.3g}"
+
+
 def roofline(rows: Sequence[KernelRow], c: Ceilings) -> str:
     """Flops per second over flops per byte: measured kernels, else predicted ones, under what the device can do."""
     kinds = kinds_of(rows)
@@ -96,17 +102,17 @@ def roofline(rows: Sequence[KernelRow], c: Ceilings) -> str:
     )
     lines = list(axes.lines())
     if fast > slow:
-        lines.append(axes.ceiling(fast, c.flops, f"caches: {fast / 1e9:.3g} GB/s", "5 4"))
-    lines.append(axes.ceiling(slow, c.flops, f"memory: {slow / 1e9:.3g} GB/s", "none"))
+        lines.append(axes.ceiling(fast, c.flops, f"caches: {_rate(fast)} GB/s", "5 4"))
+    lines.append(axes.ceiling(slow, c.flops, f"memory: {_rate(slow)} GB/s", "none"))
     x, y = axes.place(10.0**axes.high_x, c.flops)
-    label = f"f32 products: {c.flops / 1e9:.4g} Gflop/s"
+    label = f"f32 products: {_rate(c.flops)} Gflop/s"
     lines.append(f'<text class="roof" x="{x - 4:.1f}" y="{y - 6:.1f}" text-anchor="end">{label}</text>')
     for row, a, b in points:
         x, y = axes.place(a, b)
         lines.append(
             f'<circle class="b{" disturbed" if row.disturbed else ""}" cx="{x:.1f}" cy="{y:.1f}" r="5" '
             f'fill="{html.colour(row.kind, kinds)}" fill-opacity=".8">'
-            f"<title>{escape(tip(row))}\n{b / 1e9:.3g} Gflop/s at {a:.3g} flops per byte</title></circle>"
+            f"<title>{escape(tip(row))}\n{_rate(b)} Gflop/s at {a:.3g} flops per byte</title></circle>"
         )
     return html.svg(WIDTH, HEIGHT, "Roofline: flops per second of each kernel over its flops per byte", lines)
 
