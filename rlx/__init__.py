@@ -143,10 +143,12 @@ def __getattr__(name: str) -> Any:
     elif name.startswith("_"):
         raise AttributeError(f"module 'rlx' has no attribute {name!r}")
     else:
-        ops = import_module("rlx.ops")
-        value = getattr(ops if name.removesuffix("_") in ops.OPS else import_module("rlx.numpy"), name, None)
+        ops, misuse = import_module("rlx.ops"), import_module("rlx.runtime.misuse")
+        own = name.removesuffix("_") in ops.OPS
+        # what NumPy has and means otherwise, as `save`, is not taken from it
+        value = None if name in misuse.ELSEWHERE else getattr(ops if own else import_module("rlx.numpy"), name, None)
         if value is None:
-            meant = import_module("rlx.runtime.misuse").meant_by(name, __dir__())
+            meant = misuse.meant_by(name, __dir__())
             raise AttributeError(f"module 'rlx' has no attribute or op {name!r}{meant}")
     globals()[name] = value
     return value

@@ -40,7 +40,7 @@ ELSEWHERE = {  # names that other libraries have -> what is written here
     "pmap": "a compiled graph runs on one device: rlx.vmap vectorises, clones run side by side",
     "quantize_dynamic": "rlx.quantize(source, target, type) writes a model with narrower weights",
     "save": "model.save(path) writes what was compiled",
-    "tensor": "runs take NumPy arrays as they are; graph.const(array) makes a value of a graph",
+    "tensor": "runs take NumPy arrays as they are; graph.constant(array) makes a value of a graph",
     "tree_map": "trees of arrays go in and out of functions of rlx.jit as they are",
     **dict.fromkeys(("cuda", "device"), "device= is an option of rlx.load and rlx.compile; rlx.devices() lists them"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 import rlx
 from rlx.errors import OptionError, RlxError
+from rlx.runtime.misuse import ELSEWHERE
 
 PUBLIC = [
     "Array", "Buckets", "CompileOptions", "CompiledGraph", "Decision", "DevicePolicy", "Dim", "Graph", "Op",
@@ -56,6 +58,16 @@ def test_public_names() -> None:
     for name, text in {"InferenceSession": r"rlx\.load", "from_torch": "example_inputs", "qzw": "'qzw'$"}.items():
         with pytest.raises(AttributeError, match=text):
             getattr(rlx, name)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_names_of_other_libraries_say_what_to_write(name: str) -> None:
+    """Also where NumPy has that name (`save`); what is said to write is there."""
+    with pytest.raises(AttributeError, match=f"{name!r}: ") as raised:
+        getattr(rlx, name)
+    said = str(raised.value)
+    for owner, word in re.findall(r"\b(rlx|[Gg]raph|model)\.(\w+)", said):
+        assert hasattr({"rlx": rlx, "model": rlx.CompiledGraph}.get(owner, rlx.Graph), word), said
 
 
 def test_options_are_these() -> None:
