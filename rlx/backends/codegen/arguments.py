@@ -34,6 +34,7 @@ __all__ = [
     "is_address",
     "once",
     "part",
+    "scratch_bytes",
     "thread_count",
 ]  # fmt: skip
 
@@ -141,11 +142,16 @@ class KernelCode:
 
     def scratch_bytes(self, extents: Extents) -> int:
         """Bytes of scratch for one worker, in whole lines of the cache."""
-        own = self.scratch.fn(extents) if isinstance(self.scratch, Computed) else evaluate(self.scratch, extents)
-        return -(-own // 64) * 64
+        return scratch_bytes(self.scratch, extents)
 
 
 # ---- functions of the extents
+
+
+def scratch_bytes(scratch: Size | Computed, extents: Extents) -> int:
+    """The same of the scratch that some code takes."""
+    own = scratch.fn(extents) if isinstance(scratch, Computed) else evaluate(scratch, extents)
+    return -(-own // 64) * 64
 
 
 class Once(Generic[T]):
