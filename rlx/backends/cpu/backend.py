@@ -228,8 +228,8 @@ class CpuBackend(CodeGenerator):
         prepare, run = codes(program.prepare), codes(program.run)
         every = (*prepare, *run)
         threads = run_threads(options.threads)
-        sources = {c.symbol: c.ir for c in every}
-        sources |= {w.symbol: w.ir for c in every for w in c.words if isinstance(w, Routine)}
+        functions = {c.symbol for c in every}
+        functions |= {w.symbol for c in every for w in c.words if isinstance(w, Routine)}
 
         scratches = [
             c.scratch for c in run
@@ -241,7 +241,7 @@ class CpuBackend(CodeGenerator):
 
         return CodeSizes(
             phases=len(every),
-            functions=len(sources),
+            functions=len(functions),
             text=sum(map(len, {c.ir for c in every})),
             words=8 * sum(len(c.words) for c in every),
             scratch=scratch,
