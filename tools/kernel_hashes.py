@@ -20,7 +20,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.backends.cpu.schedule.arguments import THREADS, Argument, Computed, Extents, KernelCode, Link, Pointer, Routine
+from rlx.backends.cpu.schedule.arguments import (
+    THREADS,
+    Argument,
+    Computed,
+    Extents,
+    KernelCode,
+    Link,
+    Pointer,
+    Routine,
+    text_of,
+)
 from rlx.backends.cpu.target import Target
 from rlx.compiler import stages_of
 from rlx.errors import RlxError
@@ -109,7 +119,7 @@ def word_text(word: Argument, extents: Extents) -> str:
         case Computed():
             return str(word.fn(extents))
         case Routine():
-            return hashed(word.ir)
+            return hashed(text_of(word))
         case Link():
             return word.what
         case int() | Dim():

@@ -21,12 +21,13 @@ import llvmlite
 import numpy as np
 
 import rlx
+from rlx.backends.codegen.arguments import text_key
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.cpu.jit import cpuid
-from rlx.backends.cpu.jit.compile import compile_object, compile_together, host, text_key
+from rlx.backends.cpu.jit.compile import compile_object, compile_together, host
 from rlx.backends.cpu.jit.prebuilt import FOLDER, LEVELS, Level, archive_bytes, levels_of, read, symbol_of
 from rlx.backends.cpu.native import entry_ir, runner_ir
-from rlx.backends.cpu.schedule.arguments import Routine
+from rlx.backends.cpu.schedule.arguments import Routine, text_of
 from rlx.backends.cpu.target import Target
 from rlx.compiler import stages_of
 from rlx.disk import replacing
@@ -270,7 +271,7 @@ def texts(level: Level) -> dict[str, Item]:
                 add(code.symbol, code.ir, code.optimize)
                 for word in code.words:
                     if isinstance(word, Routine):
-                        add(word.symbol, word.ir, False)
+                        add(word.symbol, text_of(word), False)
     return found
 
 

@@ -375,20 +375,19 @@ def rebuild(e: Expr, kids: Sequence[Expr]) -> Expr:
 
 def transform(e: Expr, fn: Callable[[Expr], Expr | None]) -> Expr:
     """Rewrites bottom-up, each distinct sub-expression once; `fn` returns a replacement or None to keep."""
-    memo: dict[Expr, Expr] = {}
+    return _transformed(e, fn, {})
 
-    def visit(x: Expr) -> Expr:
-        done = memo.get(x)
-        if done is None:
-            kids = children(x)
-            new = [visit(k) for k in kids]
-            y = rebuild(x, new) if any(a is not b for a, b in zip(kids, new, strict=True)) else x
-            done = fn(y)
-            done = y if done is None else done
-            memo[x] = done
-        return done
 
-    return visit(e)
+def _transformed(x: Expr, fn: Callable[[Expr], Expr | None], memo: dict[Expr, Expr]) -> Expr:
+    done = memo.get(x)
+    if done is None:
+        kids = children(x)
+        new = [_transformed(k, fn, memo) for k in kids]
+        y = rebuild(x, new) if any(a is not b for a, b in zip(kids, new, strict=True)) else x
+        done = fn(y)
+        done = y if done is None else done
+        memo[x] = done
+    return done
 
 
 def substitute_vars(e: Expr, values: dict[Var, Expr]) -> Expr:

@@ -15,6 +15,7 @@ from rlx.backends.base import Backend
 from rlx.boundary import bounded, bounded_class
 from rlx.disk import MAGIC, is_artifact, path_of, read_regular
 from rlx.errors import CompileError, MemoryDeficit, ModelFormatError, OptionError, UndecidedInputs
+from rlx.heap import give_back_heap
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import collect_files, identity_of
 from rlx.options import CompileOptions, Options
@@ -315,6 +316,7 @@ class Session:
             raise self._with_remedies(error, path, kind, chosen) from None
         if cache is not None and isinstance(path, Path):
             cache.keep(path, model, files)
+        give_back_heap()  # what reading and compiling took
         return model
 
     def _with_remedies(self, error: MemoryDeficit, path: Any, kind: str, chosen: CompileOptions) -> MemoryDeficit:

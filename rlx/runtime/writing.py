@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlx.arithmetic import usual_arithmetic
+from rlx.heap import give_back_heap
 from rlx.lazy_imports import log
 
 __all__ = ["Writer"]
@@ -45,6 +46,7 @@ class Writer:
             log.warning("%s: not written to the cache: %r", self.entry, error)
         finally:
             del self.write  # and with it the model
+            give_back_heap()
 
     def finish(self) -> None:
         """Has it begin, and waits until the entry is there."""

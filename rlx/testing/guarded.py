@@ -26,6 +26,7 @@ from rlx.backends.cpu.schedule.arguments import (
     Routine,
     Scratch,
     ScratchStride,
+    text_of,
 )
 from rlx.errors import CompileError, ExecutionError
 from rlx.ir.graph import Array
@@ -65,7 +66,7 @@ class GuardedRun:
         self.steps = [(k, code) for k in kernels for code in ([None] if k.host is not None else emit(k))]
         codes = [code for _, code in self.steps if code is not None]
         items = [(c.symbol, c.ir, c.optimize) for c in codes]
-        items += [(w.symbol, w.ir, False) for c in codes for w in c.words if isinstance(w, Routine)]
+        items += [(w.symbol, text_of(w), False) for c in codes for w in c.words if isinstance(w, Routine)]
         self.addresses = compile_kernels(items)
 
     def __call__(

@@ -7,13 +7,15 @@ stored of such choices, so stored code needs nothing of what emits code.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+from rlx.disk import content_key
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.kernels.program import Buffer, Flow
-from rlx.records import dataclass, field
+from rlx.records import dataclass, field, replace
 
 __all__ = [
     "FEW_THREADS",
@@ -31,9 +33,14 @@ __all__ = [
     "Routine",
     "Scratch",
     "ScratchStride",
+    "forget_texts",
     "is_address",
     "once",
     "part",
+    "routines",
+    "scratch_bytes",
+    "text_key",
+    "text_of",
     "thread_count",
 ]  # fmt: skip
 
@@ -41,6 +48,7 @@ THREADS = "\0threads"  # the number of threads of a run, among its extents: no d
 FEW_THREADS = 2  # up to so many, work is cut alike
 Extents = Mapping[str, int]
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def thread_count(extents: Extents) -> int:
@@ -78,10 +86,59 @@ class ScratchStride:
 
 @dataclass(frozen=True)
 class Routine:
-    """The address of a function that many kernels call, such as the block of a matrix product: compiled once."""
+    """The address of a function that many kernels call, such as the block of a matrix product: compiled once.
+
+    `ir` is its text, and of one made by `routines` the `text_key` of that, for which `text_of` gives the text.
+    """
 
     symbol: str
     ir: str
+
+
+class Text:
+    """The text of a routine, some MB: made again when it is asked for after `forget_texts`."""
+
+    def __init__(self, text: str, make: Callable[[], str]) -> None:
+        self.text: str | None = text
+        self.make = make
+
+    def __call__(self) -> str:
+        text = self.text
+        if text is None:
+            text = self.text = self.make()
+        return text
+
+
+_texts: dict[str, Text] = {}  # by key
+
+
+def routines(make: Callable[P, Routine]) -> Callable[P, Routine]:
+    """Has a function make a routine once a process for the same arguments."""
+
+    @functools.cache
+    def made(*args: P.args, **kwargs: P.kwargs) -> Routine:
+        own = make(*args, **kwargs)
+        key = text_key(own.symbol, own.ir, False)
+        _texts.setdefault(key, Text(own.ir, lambda: make(*args, **kwargs).ir))
+        return replace(own, ir=key)
+
+    return functools.wraps(make)(cast("Callable[P, Routine]", made))
+
+
+def text_key(name: str, ir: str, optimize: bool) -> str:
+    """What tells the text of a function from others, and how it is to be compiled."""
+    return content_key(name, ir, str(optimize))
+
+
+def text_of(routine: Routine) -> str:
+    """The text of a routine that `routines` has made."""
+    return _texts[routine.ir]()
+
+
+def forget_texts() -> None:
+    """Lets go of the texts of all routines."""
+    for text in list(_texts.values()):
+        text.text = None
 
 
 @dataclass(frozen=True)
@@ -141,11 +198,16 @@ class KernelCode:
 
     def scratch_bytes(self, extents: Extents) -> int:
         """Bytes of scratch for one worker, in whole lines of the cache."""
-        own = self.scratch.fn(extents) if isinstance(self.scratch, Computed) else evaluate(self.scratch, extents)
-        return -(-own // 64) * 64
+        return scratch_bytes(self.scratch, extents)
 
 
 # ---- functions of the extents
+
+
+def scratch_bytes(scratch: Size | Computed, extents: Extents) -> int:
+    """The same of the scratch that some code takes."""
+    own = scratch.fn(extents) if isinstance(scratch, Computed) else evaluate(scratch, extents)
+    return -(-own // 64) * 64
 
 
 class Once(Generic[T]):

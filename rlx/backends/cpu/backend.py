@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from weakref import WeakKeyDictionary
 
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, Rates
+from rlx.backends.codegen.arguments import scratch_bytes
 from rlx.backends.codegen.channels_last import Choice, channels_last
 from rlx.backends.codegen.object_cache import ObjectCache
 from rlx.backends.codegen.reuse import Reuse
@@ -227,16 +228,20 @@ class CpuBackend(CodeGenerator):
         prepare, run = codes(program.prepare), codes(program.run)
         every = (*prepare, *run)
         threads = run_threads(options.threads)
-        sources = {c.symbol: c.ir for c in every}
-        sources |= {w.symbol: w.ir for c in every for w in c.words if isinstance(w, Routine)}
+        functions = {c.symbol for c in every}
+        functions |= {w.symbol for c in every for w in c.words if isinstance(w, Routine)}
+
+        scratches = [
+            c.scratch for c in run
+        ]  # what is returned stays as long as the model, and the code's text must not
 
         def scratch(extents: Mapping[str, int]) -> int:
             own = {**extents, THREADS: threads}
-            return threads * max((c.scratch_bytes(own) for c in run), default=0)
+            return threads * max((scratch_bytes(each, own) for each in scratches), default=0)
 
         return CodeSizes(
             phases=len(every),
-            functions=len(sources),
+            functions=len(functions),
             text=sum(map(len, {c.ir for c in every})),
             words=8 * sum(len(c.words) for c in every),
             scratch=scratch,

@@ -11,7 +11,6 @@ from rlx.backends.cpu.runtime.concurrent_phases import priced
 from rlx.backends.cpu.runtime.executable import CpuExecutable
 from rlx.backends.cpu.runtime.shared import Shared
 from rlx.backends.cpu.schedule.arguments import KernelCode, Routine
-from rlx.disk import content_key
 from rlx.ir.graph import Graph
 from rlx.kernels.program import Kernel, Program
 from rlx.options import CompileOptions
@@ -46,25 +45,18 @@ def build(
 
 
 class _Bare:
-    """Phases without the text of their code, some MB that nobody reads again; routines are told by a hash of theirs."""
+    """Phases without the text of their code, some MB that nobody reads again."""
 
     def __init__(self) -> None:
         self.codes: dict[int, tuple[KernelCode, KernelCode]] = {}  # by identity: what it was made of stays there
-        self.routines: dict[Routine, Routine] = {}
 
     def __call__(self, phase: Phase) -> Phase:
         code = phase.code
         if code is None:
             return phase
         if id(code) not in self.codes:
-            words = tuple(self.routine(word) if isinstance(word, Routine) else word for word in code.words)
-            self.codes[id(code)] = code, replace(code, ir="", words=words)
+            self.codes[id(code)] = code, replace(code, ir="")
         return replace(phase, code=self.codes[id(code)][1])
-
-    def routine(self, routine: Routine) -> Routine:
-        if routine not in self.routines:
-            self.routines[routine] = Routine(routine.symbol, content_key(routine.ir))
-        return self.routines[routine]
 
 
 def compile_codes(work: Compiling, codes: Iterable[KernelCode]) -> None:
@@ -73,4 +65,4 @@ def compile_codes(work: Compiling, codes: Iterable[KernelCode]) -> None:
         work.add(code.symbol, code.ir, code.optimize)
         for word in code.words:
             if isinstance(word, Routine):
-                work.add(word.symbol, word.ir, False)
+                work.add_routine(word)

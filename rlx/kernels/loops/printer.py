@@ -144,26 +144,25 @@ class Printer(ABC, Generic[V, S]):
 
     def hoist(self, e: Expr, inner: frozenset[Var], scope: S) -> None:
         """Computes, in `scope`, every largest part of `e` that does not depend on the inner variables."""
-        seen: set[tuple[Expr, frozenset[Var]]] = set()  # parts are shared: each is visited once
+        self._hoist(e, inner, scope, set())
 
-        def visit(x: Expr, inner: frozenset[Var]) -> None:
-            if isinstance(x, Const | Var | SizeOf) or (x, inner) in seen:
-                return
-            seen.add((x, inner))
-            if not (self.depends(x) & (inner | RESULT)):
-                self.value(x, scope)
-                return
-            if isinstance(x, Load):
-                index = affine(x.indices[0])
-                self._base(x, index, inner, scope)
-                for part in (*index.coefs, *(() if x.where is None else (x.where,))):
-                    visit(part, inner)
-                return
-            bound = inner | frozenset(x.vars) if isinstance(x, Reduce) else inner
-            for child in children(x):
-                visit(child, bound)
-
-        visit(e, inner)
+    def _hoist(self, x: Expr, inner: frozenset[Var], scope: S, seen: set[tuple[Expr, frozenset[Var]]]) -> None:
+        """`seen`: parts are shared, and each is visited once."""
+        if isinstance(x, Const | Var | SizeOf) or (x, inner) in seen:
+            return
+        seen.add((x, inner))
+        if not (self.depends(x) & (inner | RESULT)):
+            self.value(x, scope)
+            return
+        if isinstance(x, Load):
+            index = affine(x.indices[0])
+            self._base(x, index, inner, scope)
+            for part in (*index.coefs, *(() if x.where is None else (x.where,))):
+                self._hoist(part, inner, scope, seen)
+            return
+        bound = inner | frozenset(x.vars) if isinstance(x, Reduce) else inner
+        for child in children(x):
+            self._hoist(child, bound, scope, seen)
 
     # ---- addresses
 

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fresh_process import in_fresh_process
 
+import rlx
 from rlx.backends.codegen import object_cache
+from rlx.backends.codegen.arguments import Routine, forget_texts, routines, text_key, text_of
 from rlx.backends.codegen.object_cache import ObjectCache
 from rlx.backends.cpu.jit import compile as jit
 from rlx.backends.cpu.jit import elf
@@ -333,3 +336,55 @@ def test_concurrent_processes_share_a_folder(tmp_path: Path) -> None:
 def test_keys_separate_their_parts() -> None:
     """Moving text from one part to the next changes the key."""
     assert content_key("ab", "c") != content_key("a", "bc")
+
+
+def compile_and_count() -> list[int]:
+    """Of a model that has been compiled: characters of code's text that are still there, and of the longest routine."""
+    from rlx.backends.codegen import arguments
+
+    g = rlx.Graph("product and map")
+    x = g.input("x", (64, 32))
+    g.output(rlx.tanh(x @ g.param("w", (32, 48), data=np.ones((32, 48), np.float32))), "y")
+    model = rlx.compile(g, device="cpu", cache=False)
+    (first,) = model.run([np.ones((64, 32), np.float32)])
+    gc.collect()
+    codes = [o for o in gc.get_objects() if isinstance(o, arguments.KernelCode)]
+    held = [text for text in arguments._texts.values() if text.text is not None]
+    made = [len(text()) for text in arguments._texts.values()]
+    arguments.forget_texts()
+    jit.loaded.clear()
+    (again,) = rlx.compile(g, device="cpu", cache=False).run([np.ones((64, 32), np.float32)])
+    assert first.tobytes() == again.tobytes()
+    assert model.needs is not None
+    return [sum(len(code.ir) for code in codes), len(held), max(made)]
+
+
+def test_text_of_code_does_not_stay() -> None:
+    """Neither that of kernels nor that of routines, which is made again where it is asked for."""
+    of_kernels, held, longest = in_fresh_process(compile_and_count)
+    assert of_kernels == 0
+    assert held == 0
+    assert longest > 100_000
+
+
+def test_a_routine_is_told_by_its_text() -> None:
+    made: list[int] = []
+
+    @routines
+    def one(n: int) -> Routine:
+        made.append(n)
+        return Routine("rlx_one", f"; {n}\ndefine void @rlx_one() {{ ret void }}")
+
+    first = one(1)
+    assert first == one(1)
+    assert first != one(2)
+    assert made == [1, 2]
+    assert first.ir == text_key("rlx_one", text_of(first), False)
+    forget_texts()
+    assert text_of(first).startswith("; 1\n")
+    assert made == [1, 2, 1]
+    with jit.Compiling() as work:
+        work.add_routine(first)
+        work.add_routine(first)
+        with pytest.raises(CompileError, match="two different kernels"):
+            work.add_routine(one(2))

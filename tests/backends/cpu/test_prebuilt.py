@@ -13,6 +13,7 @@ import pytest
 from targets import cpu
 
 import rlx
+from rlx.backends.codegen.arguments import text_key
 from rlx.backends.cpu.jit import compile as jit
 from rlx.backends.cpu.jit import cpuid, prebuilt
 from rlx.backends.cpu.jit.load import loads_itself, runtime_objects
@@ -143,7 +144,7 @@ def test_code_of_runs_comes_with_rlx_too(archive: Path, monkeypatch: pytest.Monk
     """The object of runtime code is looked for by its text."""
     text = "define i64 @answer() {\n  ret i64 42\n}\n"
     obj = jit.compile_object(text, optimize=True)
-    archive.write_bytes(prebuilt.archive_bytes({jit.text_key("answer", text, True): obj}, "a test"))
+    archive.write_bytes(prebuilt.archive_bytes({text_key("answer", text, True): obj}, "a test"))
     prebuilt.archives_of.cache_clear()
     monkeypatch.setattr(jit, "compile_object", lambda *a, **k: pytest.fail("it is compiled"))
     try:

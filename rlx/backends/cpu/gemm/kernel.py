@@ -24,7 +24,7 @@ from rlx.backends.cpu.gemm.accumulators import Fetch, Matrix, Panels
 from rlx.backends.cpu.gemm.chunk import Chunk, Product, ProductArguments, chunk_of, row_parts
 from rlx.backends.cpu.gemm.tile import HALF, OPERANDS, Tile
 from rlx.backends.cpu.llvm.builder import Function, Module, Operand, Typed, size_of
-from rlx.backends.cpu.schedule.arguments import Routine
+from rlx.backends.cpu.schedule.arguments import Routine, routines
 from rlx.backends.cpu.schedule.matmul import COPY_PAD
 from rlx.records import dataclass, replace
 
@@ -59,7 +59,7 @@ def kernel_function(name: str) -> Function:
     return Function(name, [("ptr", "words"), ("i64", "chunk"), ("ptr", "ctx"), ("i64", "worker")])
 
 
-@functools.cache
+@routines
 def block_routine(tile: Tile) -> Routine:
     """The code of `gemm_block`, compiled once a machine; kernels call it through a word that holds its address.
 

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
 
+from rlx.backends.codegen.arguments import Routine, forget_texts, text_key, text_of
 from rlx.backends.codegen.object_cache import ObjectCache
 from rlx.backends.cpu.jit import cpuid
 from rlx.backends.cpu.jit.code import is_code
@@ -211,10 +212,6 @@ def linked(objs: Sequence[bytes]) -> bytes:
     return link(objs).to_bytes()
 
 
-def text_key(name: str, ir: str, optimize: bool) -> str:
-    return content_key(name, ir, str(optimize))
-
-
 def object_key(of_text: str) -> str:
     return content_key(of_text, compiler_identity())
 
@@ -266,7 +263,7 @@ class Compiling:
         self.given: dict[str, str] = {}
         self.pending: dict[bool, dict[str, Item]] = {False: {}, True: {}}  # by level: the bundle that fills
         self.wanted: dict[str, dict[str, str]] = {}  # bundle on disk -> symbols by key
-        self.items: dict[str, Item] = {}
+        self.items: dict[str, tuple[str, Callable[[], str], bool]] = {}  # the same, whose text may have to be made
         self.held: dict[str, Library] = {}  # that have kernels by these keys already
         self.objects: list[Bundle] = []
         self.crew = Crew(min(host().cores, threads))
@@ -283,7 +280,16 @@ class Compiling:
         if self.given.get(name) == ir:  # kernels that are alike come many times, and what many call, which is long
             return
         self.given[name] = ir
-        of_text = text_key(name, ir, optimize)
+        self.want(name, text_key(name, ir, optimize), lambda: ir, optimize)
+
+    def add_routine(self, routine: Routine) -> None:
+        """One more routine; its text is made only where it is to be compiled. Raises `CompileError` as `add` does."""
+        if self.given.get(routine.symbol) != routine.ir:
+            self.given[routine.symbol] = routine.ir
+            self.want(routine.symbol, routine.ir, lambda: text_of(routine), False)
+
+    def want(self, name: str, of_text: str, ir: Callable[[], str], optimize: bool) -> None:
+        """A function by the key of its text: found, or compiled."""
         key = object_key(of_text)
         if self.keys.setdefault(name, key) != key:
             raise CompileError(f"two different kernels are named {name!r}")
@@ -316,14 +322,15 @@ class Compiling:
             self.crew.add(len(text), lambda: runtime_object(name, lambda: text))
 
     def compile(self, key: str) -> None:
-        item = self.items[key]
-        bundle = self.pending[item[2]]
+        name, ir, optimize = self.items[key]
+        item = name, ir(), optimize
+        bundle = self.pending[optimize]
         if len(item[1]) >= TEXT:
             self.begin({key: item})
             return
         bundle[key] = item
         if len(bundle) == BUNDLE or sum(len(ir) for _, ir, _ in bundle.values()) >= TEXT:
-            self.pending[item[2]] = {}
+            self.pending[optimize] = {}
             self.begin(bundle)
 
     def begin(self, bundle: Mapping[str, Item]) -> None:
@@ -355,6 +362,7 @@ class Compiling:
             self.held |= load_bundles([*found, *self.objects])
         if self.objects:
             give_back_library(library_path())
+        forget_texts()
         give_back_heap()
         places = {name: self.held[key].kernels[key] for name, key in self.keys.items()}
         return Kernels(places, self.held.values())

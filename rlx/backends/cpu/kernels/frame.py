@@ -52,10 +52,7 @@ class Frame:
     def word(self, word: Argument) -> str:
         """A word of the kernel, loaded in the entry block."""
         if word not in self.loaded:
-            start = len(self.f.lines)
-            self.loaded[word] = self.table.load(self.f, word)
-            self.f.slots.extend(self.f.lines[start:])
-            del self.f.lines[start:]
+            self.loaded[word] = self.f.in_entry(lambda: self.table.load(self.f, word))
         return self.loaded[word]
 
     def size(self, size: Size) -> str:

@@ -9,8 +9,6 @@ for than fit into registers.
 
 from __future__ import annotations
 
-import functools
-
 from rlx.backends.cpu.gemm.panels.blocks import ENCODED, EncodedBlocks, has_code
 from rlx.backends.cpu.gemm.panels.coded import IN_BLOCKS, CodedBlocks
 from rlx.backends.cpu.gemm.panels.q8 import Q8Blocks
@@ -20,7 +18,7 @@ from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, vec, void, width
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.loops.encoded_elements import Decoder
-from rlx.backends.cpu.schedule.arguments import ArgumentTable, Routine
+from rlx.backends.cpu.schedule.arguments import ArgumentTable, Routine, routines
 from rlx.backends.cpu.schedule.matmul import WIDTH
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
@@ -48,7 +46,7 @@ def computed_in(dtype: DType) -> DType:
 # ---- matrices of numbers
 
 
-@functools.cache
+@routines
 def fetch_routine(dtype: DType, target: Target, encoding: Encoding | None = None) -> Routine:
     """Packs panels of a matrix of any strides: `(ptr matrix, ptr panels, i64 k, i64 n, i64 row stride, i64 column
     stride, i64 count, i64 start)`; n are the columns from element number `start` on.
@@ -179,7 +177,7 @@ def panels_of(node: Node, target: Target) -> ExpertPanels | None:
     return None if found is None else ExpertPanels(found, encoding, code if isinstance(found, CodedBlocks) else None)
 
 
-@functools.cache
+@routines
 def _routine(encoding: Encoding, code: Q8Code | None, target: Target) -> Routine:
     names = ("k", "n", "row", "column", "count", "start")
     f = Function(PLACEHOLDER, [("ptr", "b"), ("ptr", "out"), *(("i64", name) for name in names)])

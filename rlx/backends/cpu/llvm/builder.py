@@ -17,9 +17,11 @@ same calls print scalar and vector code: `vec("float", w)` is `float` for w = 1 
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from rlx.backends.cpu.llvm.types import element, is_float, size_of, suffix, vec, width
 
@@ -40,6 +42,9 @@ __all__ = [
 
 Operand = str | int | float
 Typed = Operand | tuple[str, Operand]  # (type, value) where the type can't be inferred
+
+T = TypeVar("T")
+TOGETHER = 64  # lines, from which on they become one string
 
 PREDICATES_INT = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
 PREDICATES_FLOAT = {"lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "eq": "oeq", "ne": "une"}
@@ -113,7 +118,8 @@ class Function:
         params = ", ".join(f"{ty} %{n}" for ty, n in args)
         linkage = "linkonce_odr hidden " if shared else "internal " if internal else ""
         self.head = f"define {linkage}{ret} @{name}({params}) {attrs}"
-        self.lines: list[str] = ["entry:"]
+        self.parts: list[list[str]] = []  # the text so far, of some lines each; a loop's has phis once it is made
+        self.lines: list[str] = []  # that follow
         self.slots: list[str] = []  # allocas: always in the entry block
         self.block, self.count = "entry", 0
         self.vector_bytes = 0  # of the target's vectors, where it is said: functions may use its instructions
@@ -123,7 +129,27 @@ class Function:
         # without this LLVM splits 512-bit vectors in two on the CPUs where it prefers 256 bits, and tiles spill
         wide = any(width(ty) * size_of(ty) > 32 for ty in self.types.values() if ty.startswith("<"))
         head = self.head + (' "min-legal-vector-width"="512" "prefer-vector-width"="512" {' if wide else " {")
-        return "\n".join([head, self.lines[0], *self.slots, *self.lines[1:], "}"]) + "\n"
+        lines = itertools.chain([head, "entry:"], self.slots, *self.parts, self.lines, ["}"])
+        return "\n".join(lines) + "\n"
+
+    def new_part(self) -> list[str]:
+        """Ends the part that is written, and begins another: an empty one, which what follows comes behind.
+
+        Lines that are done become one string: as many small ones they would take some MB that Python keeps.
+        """
+        part: list[str] = []
+        self.parts += [["\n".join(self.lines)], part] if self.lines else [part]
+        self.lines = []
+        return part
+
+    def in_entry(self, write: Callable[[], T]) -> T:
+        """Has what a function writes, which ends no block, stand in the entry block, wherever it is needed first."""
+        before, self.lines = self.lines, []
+        try:
+            return write()
+        finally:
+            self.slots.extend(self.lines)
+            self.lines = before
 
     # -- values and types
 
@@ -487,6 +513,8 @@ class Function:
 
     def label(self, name: str) -> None:
         """Starts a block; the block before must have ended with br, branch, ret or switch."""
+        if len(self.lines) >= TOGETHER:
+            self.new_part()
         self.lines.append(name + ":")
         self.block = name
 
@@ -524,7 +552,7 @@ class Function:
         self.label(head)
         index = self.fresh("i64")
         names = [self.fresh(ty) for ty, _ in first]
-        at = len(self.lines)
+        phis = self.new_part()
         after = list(body(index, list(names)) or [])
         if len(after) != len(first):
             raise ValueError(f"{self.name}: a loop body returned {len(after)} values, expected {len(first)}")
@@ -533,7 +561,8 @@ class Function:
         latch = self.block
         self.branch(again, head, done)
         values = [self.value(v, ty) for v, (ty, _) in zip(after, first, strict=True)]
-        self.lines[at:at] = [f"  {index} = phi i64 [ {start}, %{before} ], [ {following}, %{latch} ]"] + [
+        phis.append(f"  {index} = phi i64 [ {start}, %{before} ], [ {following}, %{latch} ]")
+        phis += [
             f"  {n} = phi {ty} [ {v}, %{before} ], [ {a}, %{latch} ]"
             for n, (ty, v), a in zip(names, first, values, strict=True)
         ]
@@ -555,13 +584,13 @@ class Function:
         self.br(head)
         self.label(head)
         names = [self.fresh(ty) for ty, _ in first]
-        at = len(self.lines)
+        phis = self.new_part()
         self.branch(cond(list(names)), inside, done)
         self.label(inside)
         after = [self.value(v, ty) for v, (ty, _) in zip(body(list(names)), first, strict=True)]
         latch = self.block
         self.br(head)
-        self.lines[at:at] = [
+        phis += [
             f"  {n} = phi {ty} [ {v}, %{before} ], [ {a}, %{latch} ]"
             for n, (ty, v), a in zip(names, first, after, strict=True)
         ]

@@ -135,11 +135,8 @@ class Emitter(Printer[Value, Scope]):
     # -- the language
 
     def load_argument(self, argument: Buffer | Size) -> str:
-        start = len(self.f.lines)
-        text = self.table.load(self.f, Pointer(argument) if isinstance(argument, Buffer) else argument)
-        self.f.slots.extend(self.f.lines[start:])  # in the entry block, wherever this is needed first
-        del self.f.lines[start:]
-        return text
+        word = Pointer(argument) if isinstance(argument, Buffer) else argument
+        return self.f.in_entry(lambda: self.table.load(self.f, word))
 
     def add(self, a: str, b: str) -> str:
         return self.f.add(a, b, "i64")

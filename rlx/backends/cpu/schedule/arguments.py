@@ -21,6 +21,8 @@ from rlx.backends.codegen.arguments import (
     ScratchStride,
     once,
     part,
+    routines,
+    text_of,
     thread_count,
 )
 
@@ -47,6 +49,8 @@ __all__ = [
     "ScratchStride",
     "once",
     "part",
+    "routines",
+    "text_of",
     "thread_count",
 ]  # fmt: skip
 

@@ -11,7 +11,6 @@ sum, as in the bands of a spectrum, and a logarithm after them makes much of the
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import cast
 
 from rlx.backends.cpu.gemm.accumulators import Accumulators
@@ -20,7 +19,7 @@ from rlx.backends.cpu.kernels.conv import implicit_gemm
 from rlx.backends.cpu.kernels.conv.geometry import ImplicitGemmArguments, conv_epilogue
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few, packed
 from rlx.backends.cpu.llvm.builder import Function, Module, vec, void
-from rlx.backends.cpu.schedule.arguments import KernelCode, Routine
+from rlx.backends.cpu.schedule.arguments import KernelCode, Routine, routines
 from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
@@ -70,7 +69,7 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     return here.parts(some_pixels)
 
 
-@cache
+@routines
 def _routine(dtype: str, sums: str, outputs: int, target: Target) -> Routine:
     function = _dots(SCALARS[dtype], tile_of(DTYPES[sums], target), outputs)
     return Routine(function.name, Module([function]).text())

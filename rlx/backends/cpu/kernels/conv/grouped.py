@@ -8,14 +8,12 @@ channels of their groups by a shuffle of what is loaded once, so no lane multipl
 
 from __future__ import annotations
 
-from functools import cache
-
 from rlx.backends.cpu.gemm.tile import Tile, tile_of
 from rlx.backends.cpu.kernels.conv import implicit_gemm
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, ImplicitGemmArguments, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import PackedWeights, without_denormals
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, void
-from rlx.backends.cpu.schedule.arguments import KernelCode, Routine
+from rlx.backends.cpu.schedule.arguments import KernelCode, Routine, routines
 from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DType
@@ -128,7 +126,7 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     return here.parts(some_pixels)
 
 
-@cache
+@routines
 def _routine(dtype: DType, target: Target, block: Block) -> Routine:
     function = _sums(tile_of(dtype, target), block)
     return Routine(function.name, Module([function]).text())

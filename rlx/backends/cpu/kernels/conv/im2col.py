@@ -7,13 +7,12 @@ windows where they lie, `lines_routine` copies the rows of images that need it, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 
 from rlx.backends.cpu.gemm.accumulators import Accumulators
 from rlx.backends.cpu.gemm.tile import Tile, transpose
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, GroupedGemmArguments, ImplicitGemmArguments
 from rlx.backends.cpu.llvm.builder import Function, Module, Operand, arguments_of, constant, size_of, vec, void
-from rlx.backends.cpu.schedule.arguments import Argument, Arguments, Number, Routine
+from rlx.backends.cpu.schedule.arguments import Argument, Arguments, Number, Routine, routines
 
 __all__ = [
     "MOST_PLANES", "PIECES", "byte_routine", "dots_routine", "lines_routine", "planar_routine", "planar_words",
@@ -54,7 +53,7 @@ def words(geo: Geometry) -> list[Argument]:
     return WindowArguments.given(**geo.sizes(WindowArguments), runs=runs, taps=taps)
 
 
-@cache
+@routines
 def routine(tile: Tile) -> Routine:
     """`(ptr x, ptr out, ptr words, i64 p0, i64 p1, i64 step)`: windows of pixels [p0, p1), `step` elements apart.
 
@@ -72,7 +71,7 @@ def routine(tile: Tile) -> Routine:
     return Routine(f.name, Module([f]).text())
 
 
-@cache
+@routines
 def byte_routine() -> Routine:
     """The same for elements of a byte; a further argument (i8 fill) is what padding holds."""
     f = Function("rlx_windows_bytes", [*ARGUMENTS, ("i8", "fill")])
@@ -174,7 +173,7 @@ def planar_words(geo: Geometry, x_c: Argument) -> list[Argument]:
     return PlanarArguments.given(**geo.sizes(PlanarArguments), x_c=x_c)
 
 
-@cache
+@routines
 def planar_routine(channels: int, rows: int, columns: int) -> Routine:
     """Windows of bytes as `byte_routine` makes them, in the order (channel, row, column), from planes.
 
@@ -252,7 +251,7 @@ def _mask_type(ty: str) -> str:
     return "i32" if ty == "float" else "i64"
 
 
-@cache
+@routines
 def dots_routine(tile: Tile) -> Routine:
     """`(ptr a, i64 lda, ptr w, ptr c, i64 ldc, i64 rows, i64 depth, i64 count)`: c[i, j] = a[i] . w[j], count <= 4."""
     function = _dots(tile)
@@ -303,7 +302,7 @@ def _dots(tile: Tile) -> Function:
 # ---- rows of images, which windows are read from where they lie
 
 
-@cache
+@routines
 def lines_routine(tile: Tile, planes: int, grouped: bool, vectors: int = 0) -> Routine:
     """What prepares the rows of a kernel's results: see `_Lines`."""
     function = _Lines(tile, planes, grouped, vectors).function()

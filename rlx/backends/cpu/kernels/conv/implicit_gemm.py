@@ -13,7 +13,6 @@ are added up in order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
@@ -48,6 +47,7 @@ from rlx.backends.cpu.schedule.arguments import (
     ScratchStride,
     once,
     part,
+    routines,
 )
 from rlx.backends.cpu.schedule.conv import DirectParts, ImplicitGemmSchedule
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
@@ -295,7 +295,7 @@ def lines_routine(kernel: Kernel, target: Target, channels: Size) -> Routine:
     return im2col.lines_routine(tile, planes_of(kernel), grouped, vectors if vectors <= UNROLLED else 0)
 
 
-@cache
+@routines
 def _block_routine(tile: Tile) -> Routine:
     block = _block(tile)
     return Routine(block.name, Module([block]).text())

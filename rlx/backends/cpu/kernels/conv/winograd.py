@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from math import prod
 
 from rlx.backends.cpu.gemm import kernel as gemm
@@ -52,6 +51,7 @@ from rlx.backends.cpu.schedule.arguments import (
     ScratchStride,
     once,
     part,
+    routines,
 )
 from rlx.backends.cpu.schedule.choice import Choice, Limit
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
@@ -383,7 +383,7 @@ def tiles_beside(epilogue: Epilogue, form: Form) -> int:
     return 1 if epilogue.along is None else max(WIDTH // form.m[1], 1)
 
 
-@cache
+@routines
 def _routine(which: str, form: Form, tile: Tile) -> Routine:
     function = (_input if which == "input" else _output)(form, tile)
     return Routine(function.name, Module([function]).text())

@@ -17,13 +17,13 @@ order: its bits are those of a product by panels (`gemm.kernel`), and depend on 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from itertools import product
 
 from rlx.backends.cpu.gemm.panels.bf16 import added_pairs, beside, rounded
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, arguments_of, constant, vec, void, width
-from rlx.backends.cpu.schedule.arguments import Routine
+from rlx.backends.cpu.schedule.arguments import Routine, routines
 from rlx.backends.cpu.schedule.matmul import PRODUCT_BLOCK
 from rlx.backends.cpu.schedule.thin import STRIDE, STRIP
 from rlx.ir.dtype import DType
@@ -119,7 +119,7 @@ class Types:
         return x if dtype is self.sums else convert.convert(f, x, dtype, self.sums, w)
 
 
-@cache
+@routines
 def routine(types: Types, rows: int | None = None, *, along: bool) -> Routine:
     """`(ptr many, i64 step, ptr few, i64 few_step, i64 k_step, ptr out, i64 line, i64 rows, i64 columns, i64 k,
     i64 block, ptr room)`: sums [rows, columns] at `out`, `line` elements from row to row.
