@@ -10,6 +10,7 @@ import pytest
 from targets import cpu, machine, pretend
 
 import rlx
+from rlx.backends.cpu.gemm.panels.q8_codes import CODES
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.compiler import legal_graph, lower_graph
 from rlx.errors import DTypeError, OptionError
@@ -18,6 +19,7 @@ from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import encoding_named
 from rlx.ir.graph import Array
 from rlx.ir.shape import Size
+from rlx.ops.encoded import Dequantize
 
 pytestmark = pytest.mark.needs("avx2")
 MACHINES = [
@@ -269,6 +271,44 @@ def test_weights_of_other_types(weight: str, precision: str) -> None:
         param = g.param("w", (n, k), encoding=weight, data=encoding_named(weight).encode(w))
     g.output(g.input("x", (rlx.Dim("m", 1, 90), k)) @ param.T, "y")
     agree(g, {"x": numbers(70, k)}, precision, 1e-6)
+
+
+@pytest.mark.needs("bf16")
+@pytest.mark.parametrize("encoding", sorted(CODES))
+def test_encoded_weights_stay_so(encoding: str) -> None:
+    """Of any number of rows, decoded to pairs in registers or memory, with the same bits; they take what blocks do."""
+    k, n = 1280, 33
+    w = np.random.default_rng(1).standard_normal((n, k)).astype(np.float32)
+    found = encoding_named(encoding)
+    data = found.encode(w)
+    g = rlx.Graph("encoded")
+    g.output(g.input("x", (rlx.Dim("m", 1, 90), k)) @ g.param("w", (n, k), encoding=encoding, data=data).T, "y")
+    model = rlx.compile(g, device="cpu", precision="bf16", cache=False)
+    assert f" matmul.bf16_pairs+{encoding} " in model.explain("kernels")
+    assert model.needs.prepared == 48 * k // found.block * found.block_bytes
+    x = numbers(60, k)
+    y = model.run({"x": x})[0]
+    assert_close(y, x, np.asarray(found.decode(data, (n, k)), np.float32).T)
+    for start, count in ((0, 1), (1, 2), (3, 3), (6, 4), (10, 5), (2, 30)):
+        assert np.array_equal(model.run({"x": x[start : start + count]})[0], y[start : start + count])
+
+
+@pytest.mark.needs("bf16")
+@pytest.mark.parametrize("dtype", ["i8", "u4"])
+def test_bytes_with_scales_by_blocks_stay_so(dtype: str) -> None:
+    """Those of MatMulNBits, and of DequantizeLinear by blocks."""
+    k, n, rng = 160, 40, np.random.default_rng(0)
+    q = rng.integers(0, 16, (k, n)).astype(DTYPES[dtype].numpy)
+    scale = (rng.random((k // 32, n)) + 0.01).astype(np.float32)
+    g = rlx.Graph("bytes")
+    leaves = [g.param("w", (k, n), dtype=dtype, data=q), g.param("s", scale.shape, data=scale)]
+    g.output(g.input("x", (rlx.Dim("m", 1, 90), k)) @ g.add(Dequantize(0, 32), *leaves)[0], "y")
+    model = rlx.compile(g, device="cpu", precision="bf16", cache=False)
+    assert f" matmul.bf16_pairs+{dtype}_scaled " in model.explain("kernels")
+    x = numbers(50, k)
+    y = model.run({"x": x})[0]
+    assert_close(y, x, q.astype(np.float32) * np.repeat(scale, 32, axis=0))
+    assert np.array_equal(model.run({"x": x[3:5]})[0], y[3:5])
 
 
 def test_rows_are_rounded_once_for_all_that_read_them() -> None:
