@@ -11,6 +11,8 @@ from targets import cpu, machine, pretend
 
 import rlx
 from rlx.backends.cpu.gemm.panels.q8_codes import CODES
+from rlx.backends.cpu.kernels.attention import attention, pack_kv, strategies
+from rlx.backends.cpu.kernels.conv import product as product_module
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.compiler import legal_graph, lower_graph
 from rlx.errors import DTypeError, OptionError
@@ -406,6 +408,21 @@ def test_attention_of_open_sizes(heads: tuple[int, int]) -> None:
 
 
 @pytest.mark.needs("bf16")
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2)])
+def test_attention_in_whole_steps_of_tile_registers(heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The panels that tiles would read, with zeros after the last keys, multiplied by vectors: the same bits."""
+    g, rng = rlx.Graph("attention"), np.random.default_rng(0)
+    q, k, v = (g.input(n, (1, heads[n != "q"], 45, 64)) for n in "qkv")
+    g.output(rlx.attention(q, k, v, causal=True), "y")
+    feeds = {n: rng.standard_normal((1, heads[n != "q"], 45, 64)).astype(np.float32) for n in "qkv"}
+    (want,) = rlx.compile(g, device="cpu", precision="bf16", cache=False).run(feeds)
+    for module in (attention, pack_kv, strategies):
+        monkeypatch.setattr(module, "pair_unit", lambda anchor, target: 16)
+    (y,) = rlx.compile(g, device="cpu", precision="bf16", cache=False).run(feeds)
+    assert np.array_equal(y, want)
+
+
+@pytest.mark.needs("bf16")
 def test_attention_of_what_is_not_finite() -> None:
     """Each stays in the rows, or the column, that see it."""
     g, rng = rlx.Graph("attention"), np.random.default_rng(0)
@@ -542,6 +559,20 @@ def test_convolutions_that_tile_registers_make(monkeypatch: pytest.MonkeyPatch) 
         (code,) = cpu().emit_kernel(made)
         routines = "".join(word.ir for word in code.words if isinstance(word, Routine))
         assert ("tdpbf16ps" in routines) == tiles
+
+
+@pytest.mark.needs("bf16")
+@pytest.mark.parametrize("name", ["3x3 by strides", "3x3 of many channels", "3x3 apart", "1x1 by strides"])
+def test_windows_that_are_gathered_for_tile_registers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows and panels that tiles would be given, multiplied by vectors, which take the same arguments."""
+    monkeypatch.setattr(product_module, "in_tiles", lambda geo, target: geo.depth % 16 == 0)
+    x, w, options = CONVOLUTIONS[name]
+    g, rng = rlx.Graph("conv"), np.random.default_rng(0)
+    g.output(rlx.relu(rlx.conv(g.input("x", x), g.param("w", w), **options) + 0.5), "y")
+    arrays = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("x", x), ("w", w))}
+    model = rlx.compile(g, device="cpu", precision="bf16", cache=False)
+    assert " conv.im2col+bf16_pairs " in model.explain("kernels")
+    agree(g, {"x": arrays["x"]}, "bf16", 2e-6, {"w": arrays["w"]})
 
 
 @PRECISIONS
