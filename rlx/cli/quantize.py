@@ -41,8 +41,8 @@ class RuleType(click.ParamType[Any]):
     or not at all.
 
     Tensors of one axis, small ones and what is no float stay as they are. With --activations the products of an ONNX
-    model are made of 8-bit numbers, whose ranges are found on --inputs. Where --inputs are given for an ONNX model, the
-    outputs of both models are compared on them.
+    model are made of 8-bit numbers, whose ranges are found on --inputs. Where --inputs are given, the outputs of both
+    models are compared on them.
     """
 )
 @click.argument("source", metavar="IN", type=ModelType())

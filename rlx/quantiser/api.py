@@ -24,7 +24,7 @@ from rlx.quantiser.onnx.weights import ONNX_TYPES
 from rlx.quantiser.ranges import RANGES
 from rlx.quantiser.report import Quantized
 from rlx.quantiser.rules import TYPES, Rules
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 
 __all__ = ["ALL_TYPES", "Wishes", "quantize"]
 
@@ -79,7 +79,7 @@ def quantize(
     `keep` patterns of what stays. `embeddings` and `output` are the types of the table of tokens and the head.
     `imatrix` is a file of llama.cpp with the importance of columns. For a GGUF file of a language model, `inputs` are a
     .txt file or a list of tokens, which the model reads so that the importance is measured; `save_imatrix` is a file
-    for that.
+    for that. Where a GGUF file is written, both models then read them, and their logits are compared.
 
     With `activations` ("u8" or "i8") and type int8 the products of an ONNX model are made of 8-bit numbers; their
     ranges are found on `inputs`: an npz or npy file, a folder of these, arrays by the names of inputs, a sequence of
@@ -123,20 +123,30 @@ def quantize(
 
             return quantize_onnx(path, goal, rules, wishes)
         given: Mapping[str, Importance] = {}
+        tokens: Sequence[int] = ()
         if imatrix is not None:
             given = imatrix if isinstance(imatrix, Mapping) else read_imatrix(imatrix)
         elif inputs is not None and not dry:
-            given = _measured(path, wishes, save_imatrix)
-        return _quantize_weights(path, made, goal, rules, wishes, given)
+            given, tokens = _measured(path, wishes, save_imatrix)
+        done = _quantize_weights(path, made, goal, rules, wishes, given)
+        if not tokens or made != "gguf":
+            return done
+        from rlx.quantiser.accuracy import compare_languages
+
+        error, told = compare_languages(path, goal, tokens, wishes.threads)
+        return replace(done, outputs=[error], notes=[*done.notes, told])
 
 
-def _measured(path: Path, wishes: Wishes, save_imatrix: str | os.PathLike[str] | None) -> Mapping[str, Importance]:
+def _measured(
+    path: Path, wishes: Wishes, save_imatrix: str | os.PathLike[str] | None
+) -> tuple[Mapping[str, Importance], Sequence[int]]:
+    """The importance of columns, and the tokens on which it was measured."""
     from rlx.quantiser.importance import CHUNK, measured
 
-    found, count = measured(path, wishes.inputs, wishes.threads)
+    found, tokens = measured(path, wishes.inputs, wishes.threads)
     if save_imatrix is not None:
-        write_imatrix(save_imatrix, found, path.name, -(-count // CHUNK))
-    return found
+        write_imatrix(save_imatrix, found, path.name, -(-len(tokens) // CHUNK))
+    return found, tokens
 
 
 def _quantize_weights(

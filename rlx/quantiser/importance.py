@@ -23,14 +23,14 @@ from rlx.ops.layout import Reshape, Transpose
 from rlx.progress import report
 from rlx.quantiser.imatrix import Importance
 
-__all__ = ["CHUNK", "measured"]
+__all__ = ["CHUNK", "measured", "tokens_of"]
 
 CHUNK = 512  # tokens that are read at a time, each chunk by itself
 MAX_TEXT_BYTES = 1 << 28
 VIEWS = (Transpose, Cast, Reshape)
 
 
-def _tokens_of(path: Path, given: Any, vocab: int) -> list[int]:
+def tokens_of(path: Path, given: Any, vocab: int) -> list[int]:
     """The tokens to read, of that many: of a text file, or numbers as they are given. Raises `OptionError`."""
     if isinstance(given, str | os.PathLike):
         if Path(given).suffix.lower() != ".txt":
@@ -47,14 +47,14 @@ def _tokens_of(path: Path, given: Any, vocab: int) -> list[int]:
     return tokens
 
 
-def measured(path: Path, given: Any, threads: int | None) -> tuple[dict[str, Importance], int]:
-    """The importance by names of tensors, of the text or the tokens `given`, and how many tokens these are.
+def measured(path: Path, given: Any, threads: int | None) -> tuple[dict[str, Importance], list[int]]:
+    """The importance by names of tensors, of the text or the tokens `given`, and the tokens.
 
     It is of the products of layers, not of the head, which few rows go through. Raises `ModelFormatError` for a file
     that is no language model, `OptionError` for what is no text and no tokens of the model.
     """
     decoder = build_decoder(path, context=CHUNK, prefill=CHUNK)
-    tokens = _tokens_of(path, given, decoder.config.vocab)
+    tokens = tokens_of(path, given, decoder.config.vocab)
     names = dict(_add_squares(decoder.graph))
     model = rlx.compile(decoder.graph, device="cpu", threads=threads)
     sums: dict[str, Importance] = {}
@@ -68,7 +68,7 @@ def measured(path: Path, given: Any, threads: int | None) -> tuple[dict[str, Imp
             old = sums.get(name)
             sums[name] = more if old is None else Importance(old.sums + more.sums, old.counts + more.counts)
         report("inputs", (start + part.size) / len(tokens))
-    return sums, len(tokens)
+    return sums, tokens
 
 
 def _add_squares(graph: Graph) -> Iterable[tuple[str, str]]:

@@ -361,6 +361,40 @@ def test_a_text_is_read_by_the_models_own_tokens(tmp_path: Path) -> None:
     assert not (tmp_path / "c.gguf").exists()
 
 
+def test_language_models_are_compared_on_what_they_read(tmp_path: Path) -> None:
+    """The logits at each token, 512 tokens at a time, beside those of `load_llm`; equal weights have no error."""
+    case = CASES["llama"]
+    path = write_gguf(tmp_path / "in.gguf", case["config"], case["shapes"])
+    tokens = np.random.default_rng(0).integers(0, case["config"]["vocab_size"], 550).tolist()
+    same = rlx.quantize(path, tmp_path / "same.gguf", "f32", inputs=tokens)
+    assert [(o.name, o.rms, o.top1, o.rows) for o in same.outputs] == [("logits", 0, 1, 550)]
+    made = rlx.quantize(path, tmp_path / "q4.gguf", "q4_0", inputs=tokens)
+    logits = []
+    for file in (path, tmp_path / "q4.gguf"):
+        model = rlx.load_llm(file, context=512)
+        rows = []
+        for chunk in (tokens[:512], tokens[512:]):
+            model.reset()
+            rows += [model.extend(0, chunk[at : at + 32], "logits") for at in range(0, len(chunk), 32)]
+        logits.append(np.concatenate(rows).astype(np.float64))
+    x, y = logits
+    (found,) = made.outputs
+    lengths = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    assert found.cosine == pytest.approx(((x * y).sum(1) / lengths).min(), rel=1e-5)
+    assert found.rms == pytest.approx(np.sqrt(((x - y) ** 2).sum() / (x**2).sum()), rel=1e-4)
+    assert found.top1 == pytest.approx((x.argmax(1) == y.argmax(1)).mean())
+    logs = [z - z.max(1, keepdims=True) for z in logits]
+    logs = [z - np.log(np.exp(z).sum(1, keepdims=True)) for z in logs]
+    (note,) = (n for n in made.notes if "KL" in n)
+    told = float(note.rsplit(" ", 1)[1])
+    assert told == pytest.approx((np.exp(logs[0]) * (logs[0] - logs[1])).sum(1).mean(), rel=0.01)
+    following = [i for i in range(549) if i != 511]  # the token after a chunk's last one is foretold by none
+    old = np.exp(-np.mean([logs[0][i, tokens[i + 1]] for i in following]))
+    assert f"of the 548 tokens after others: {old:.4g}"[:-1] in note
+    assert "logits: cosine" in str(made)
+    assert not rlx.quantize(path, None, "q4_0", inputs=tokens).outputs
+
+
 def test_progress_is_told_as_of_a_load(tmp_path: Path) -> None:
     """One form of event: stages in order, fractions that never fall, once done; a load within is not told."""
     case = CASES["llama"]
@@ -374,7 +408,7 @@ def test_progress_is_told_as_of_a_load(tmp_path: Path) -> None:
     events.clear()
     tokens = np.random.default_rng(0).integers(0, case["config"]["vocab_size"], 700).tolist()
     rlx.quantize(path, tmp_path / "b.gguf", inputs=tokens, progress=events.append)
-    assert list(dict.fromkeys(e.stage for e in events)) == ["inputs", "weights", "done"]
+    assert list(dict.fromkeys(e.stage for e in events)) == ["inputs", "weights", "outputs", "done"]
     assert [e.fraction for e in events] == sorted(e.fraction for e in events)
     assert [e.fraction for e in events if e.fraction >= 1] == [1]
     with pytest.raises(OptionError, match=r"progress=.*: expected a function"):

@@ -10,6 +10,9 @@ import pytest
 from targets import cpu, machine, pretend
 
 import rlx
+from rlx.backends.cpu.gemm.panels.q8_codes import CODES
+from rlx.backends.cpu.kernels.attention import attention, pack_kv, strategies
+from rlx.backends.cpu.kernels.conv import product as product_module
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.compiler import legal_graph, lower_graph
 from rlx.errors import DTypeError, OptionError
@@ -18,6 +21,7 @@ from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import encoding_named
 from rlx.ir.graph import Array
 from rlx.ir.shape import Size
+from rlx.ops.encoded import Dequantize
 
 pytestmark = pytest.mark.needs("avx2")
 MACHINES = [
@@ -271,6 +275,44 @@ def test_weights_of_other_types(weight: str, precision: str) -> None:
     agree(g, {"x": numbers(70, k)}, precision, 1e-6)
 
 
+@pytest.mark.needs("bf16")
+@pytest.mark.parametrize("encoding", sorted(CODES))
+def test_encoded_weights_stay_so(encoding: str) -> None:
+    """Of any number of rows, decoded to pairs in registers or memory, with the same bits; they take what blocks do."""
+    k, n = 1280, 33
+    w = np.random.default_rng(1).standard_normal((n, k)).astype(np.float32)
+    found = encoding_named(encoding)
+    data = found.encode(w)
+    g = rlx.Graph("encoded")
+    g.output(g.input("x", (rlx.Dim("m", 1, 90), k)) @ g.param("w", (n, k), encoding=encoding, data=data).T, "y")
+    model = rlx.compile(g, device="cpu", precision="bf16", cache=False)
+    assert f" matmul.bf16_pairs+{encoding} " in model.explain("kernels")
+    assert 0.8 * found.block_bytes <= model.needs.prepared * found.block / (48 * k) <= found.block_bytes
+    x = numbers(60, k)
+    y = model.run({"x": x})[0]
+    assert_close(y, x, np.asarray(found.decode(data, (n, k)), np.float32).T)
+    for start, count in ((0, 1), (1, 2), (3, 3), (6, 4), (10, 5), (2, 30)):
+        assert np.array_equal(model.run({"x": x[start : start + count]})[0], y[start : start + count])
+
+
+@pytest.mark.needs("bf16")
+@pytest.mark.parametrize("dtype", ["i8", "u4"])
+def test_bytes_with_scales_by_blocks_stay_so(dtype: str) -> None:
+    """Those of MatMulNBits, and of DequantizeLinear by blocks."""
+    k, n, rng = 160, 40, np.random.default_rng(0)
+    q = rng.integers(0, 16, (k, n)).astype(DTYPES[dtype].numpy)
+    scale = (rng.random((k // 32, n)) + 0.01).astype(np.float32)
+    g = rlx.Graph("bytes")
+    leaves = [g.param("w", (k, n), dtype=dtype, data=q), g.param("s", scale.shape, data=scale)]
+    g.output(g.input("x", (rlx.Dim("m", 1, 90), k)) @ g.add(Dequantize(0, 32), *leaves)[0], "y")
+    model = rlx.compile(g, device="cpu", precision="bf16", cache=False)
+    assert f" matmul.bf16_pairs+{dtype}_scaled " in model.explain("kernels")
+    x = numbers(50, k)
+    y = model.run({"x": x})[0]
+    assert_close(y, x, q.astype(np.float32) * np.repeat(scale, 32, axis=0))
+    assert np.array_equal(model.run({"x": x[3:5]})[0], y[3:5])
+
+
 def test_rows_are_rounded_once_for_all_that_read_them() -> None:
     g = rlx.Graph("shared")
     x, other = g.input("x", (30, 64)), g.input("other", (30, 64))
@@ -363,6 +405,21 @@ def test_attention_of_open_sizes(heads: tuple[int, int]) -> None:
         if m > 10:
             part = {**feeds, "q": feeds["q"][:, :, 4:11], "bias": feeds["bias"][:, :, 4:11]}
             assert np.array_equal(models[1].run(part)[0], y[:, :, 4:11])
+
+
+@pytest.mark.needs("bf16")
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2)])
+def test_attention_in_whole_steps_of_tile_registers(heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The panels that tiles would read, with zeros after the last keys, multiplied by vectors: the same bits."""
+    g, rng = rlx.Graph("attention"), np.random.default_rng(0)
+    q, k, v = (g.input(n, (1, heads[n != "q"], 45, 64)) for n in "qkv")
+    g.output(rlx.attention(q, k, v, causal=True), "y")
+    feeds = {n: rng.standard_normal((1, heads[n != "q"], 45, 64)).astype(np.float32) for n in "qkv"}
+    (want,) = rlx.compile(g, device="cpu", precision="bf16", cache=False).run(feeds)
+    for module in (attention, pack_kv, strategies):
+        monkeypatch.setattr(module, "pair_unit", lambda anchor, target: 16)
+    (y,) = rlx.compile(g, device="cpu", precision="bf16", cache=False).run(feeds)
+    assert np.array_equal(y, want)
 
 
 @pytest.mark.needs("bf16")
@@ -502,6 +559,20 @@ def test_convolutions_that_tile_registers_make(monkeypatch: pytest.MonkeyPatch) 
         (code,) = cpu().emit_kernel(made)
         routines = "".join(word.ir for word in code.words if isinstance(word, Routine))
         assert ("tdpbf16ps" in routines) == tiles
+
+
+@pytest.mark.needs("bf16")
+@pytest.mark.parametrize("name", ["3x3 by strides", "3x3 of many channels", "3x3 apart", "1x1 by strides"])
+def test_windows_that_are_gathered_for_tile_registers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows and panels that tiles would be given, multiplied by vectors, which take the same arguments."""
+    monkeypatch.setattr(product_module, "in_tiles", lambda geo, target: geo.depth % 16 == 0)
+    x, w, options = CONVOLUTIONS[name]
+    g, rng = rlx.Graph("conv"), np.random.default_rng(0)
+    g.output(rlx.relu(rlx.conv(g.input("x", x), g.param("w", w), **options) + 0.5), "y")
+    arrays = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("x", x), ("w", w))}
+    model = rlx.compile(g, device="cpu", precision="bf16", cache=False)
+    assert " conv.im2col+bf16_pairs " in model.explain("kernels")
+    agree(g, {"x": arrays["x"]}, "bf16", 2e-6, {"w": arrays["w"]})
 
 
 @PRECISIONS

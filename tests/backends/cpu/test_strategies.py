@@ -9,7 +9,7 @@ import strategy_table
 
 import rlx
 from rlx.backends.cpu.gemm.panels.blocks import ENCODED
-from rlx.backends.cpu.gemm.panels.coded import SCALED
+from rlx.backends.cpu.gemm.panels.coded import PAIRED, SCALED
 from rlx.backends.cpu.gemm.panels.q8 import Q8_FORMATS
 from rlx.backends.cpu.kernels.conv.winograd_forms import FORMS
 from rlx.backends.cpu.kernels.registry import SPECIALS
@@ -80,6 +80,7 @@ for form in FORMS.values():
 FORMATS = {
     *(f"matmul.panels+{format.name}" for format in ENCODED),
     *(f"matmul.panels+{format.name}" for format in SCALED),
+    *(f"matmul.bf16_pairs+{format.whole.name}" for format in PAIRED),
     *(f"matmul.q8+{format.code.name}" for format in Q8_FORMATS),
 }
 

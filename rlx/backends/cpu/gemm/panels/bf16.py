@@ -36,7 +36,7 @@ from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["BF16_PAIRS", "ROUND_PAIRS", "added_pairs", "beside", "rounded"]
+__all__ = ["BF16_PAIRS", "ROUND_PAIRS", "added_pairs", "beside", "rounded", "rounded_rows"]
 
 F32, I32, BF16 = DTYPES["f32"], DTYPES["i32"], DTYPES["bf16"]
 COLUMNS = PANEL_BYTES // F32.itemsize  # of a panel
@@ -58,10 +58,9 @@ class Bf16Pairs(PanelFormat):
     def layout(self, kernel: Kernel) -> list[Kernel]:
         anchor = kernel.anchor
         assert isinstance(anchor, Contract)
-        a, copies = rows_in_place(kernel, replace(anchor, a=_unrounded(anchor.a)), F32)
-        a, rounding = ROUND_PAIRS.rows(kernel, replace(anchor, a=a), DEPTH, prepares=True)
+        a, made = rounded_rows(kernel, anchor)
         b, pack = self.packed(kernel, anchor)
-        return [*copies, rounding, pack, kernel.with_anchor(replace(anchor, a=a, b=b))]
+        return [*made, pack, kernel.with_anchor(replace(anchor, a=a, b=b))]
 
     def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
         """Panels [batch..., ceil(N / 16), 16 ceil(K / 32), 16, 2]."""
@@ -104,6 +103,13 @@ class Bf16Pairs(PanelFormat):
 
 
 BF16_PAIRS = Bf16Pairs()
+
+
+def rounded_rows(kernel: Kernel, anchor: Contract) -> tuple[Expr, list[Kernel]]:
+    """What reads the rows of A in pairs, and the kernels that make them."""
+    a, copies = rows_in_place(kernel, replace(anchor, a=_unrounded(anchor.a)), F32)
+    a, rounding = ROUND_PAIRS.rows(kernel, replace(anchor, a=a), DEPTH, prepares=True)
+    return a, [*copies, rounding]
 
 
 def _divides(count: int, size: Size) -> bool:

@@ -222,15 +222,18 @@ def _decode(tile: Tile, encoding: Encoding) -> Function:
     return f
 
 
-def multiplied_in_memory(tile: Tile, name: str, decode: Function, block: int, block_bytes: int) -> Function:
+def multiplied_in_memory(
+    tile: Tile, name: str, decode: Function, block: int, block_bytes: int, decoded: PanelFormat = AS_SUMS, each: int = 1
+) -> Function:
     """Decodes two panels to `copy`, as many steps of k at a time as stay in L1, which other products then read.
 
-    `decode(b, out, k)` decodes so many steps of a panel, in blocks of the encoding that take so many bytes of it.
+    `decode(b, out, k)` decodes so many steps of a panel, in blocks of the encoding that take so many bytes of it: to
+    panels of the format `decoded`, whose elements have `each` steps.
     """
     f = Function(f"rlx_{name}_many", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
-    plain = gemm.gemm_block(replace(tile, format=AS_SUMS), internal=True, adds=True)
+    plain = gemm.gemm_block(replace(tile, format=decoded), internal=True, adds=True)
     steps = decoded_steps(block)
-    stride, nbytes = f.mul(f.min("%k", steps), WIDTH), steps // block * block_bytes
+    stride, nbytes = f.mul(f.div(f.min("%k", steps), each), WIDTH), steps // block * block_bytes
 
     def two_panels(column: str, _: list[str]) -> None:
         columns = f.min(f.sub("%columns", column), 2 * WIDTH)
@@ -245,8 +248,8 @@ def multiplied_in_memory(tile: Tile, name: str, decode: Function, block: int, bl
                 f.call(decode, [f.offset(at, f.mul(i, "%stride")), out, k])
 
             f.loop(0, panels, 1, [], one)
-            a, more = f.gep("%a", k0, tile.scalar), f.cast("zext", f.cmp("gt", k0, 0), "i64")
-            sizes = ["%rows", columns, k, "%most"]
+            a, more = f.gep("%a", f.div(k0, each), tile.scalar), f.cast("zext", f.cmp("gt", k0, 0), "i64")
+            sizes = ["%rows", columns, f.div(k, each), "%most"]
             f.call(plain, [a, "%lda", "%copy", stride, c, "%ldc", *sizes, ("ptr", "null"), more])
             return [f.offset(at, nbytes)]
 

@@ -3,6 +3,9 @@
 A weight is made as its encoding says, scale * (u - zero) - minimum with one rounding each. Up to four rows make the
 weights of a few panels in registers, more rows those of two panels in memory that stays in L1, as `blocks` does. Sums
 are chains of fma over 128 steps of k, added up in order, either way: the bits of a row depend on K only.
+
+Where operands are rounded to bf16, two steps of weights become words of pairs (`bf16`), which are multiplied: chains
+are over 128 steps, or over 256 where a block of the encoding has so many.
 """
 
 from __future__ import annotations
@@ -11,25 +14,26 @@ from collections.abc import Callable, Mapping
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.accumulators import Accumulators, Matrix
+from rlx.backends.cpu.gemm.panels.bf16 import BF16_PAIRS, added_pairs, beside, rounded_rows
 from rlx.backends.cpu.gemm.panels.blocks import ENCODED, EncodedBlocks, has_code, multiplied_in_memory
-from rlx.backends.cpu.gemm.panels.format import PanelFormat
+from rlx.backends.cpu.gemm.panels.format import AS_SUMS, PanelFormat
 from rlx.backends.cpu.gemm.panels.operands import accumulates_in
 from rlx.backends.cpu.gemm.panels.q8 import Q8Blocks, Q8Bytes
 from rlx.backends.cpu.gemm.panels.q8_codes import BYTES, CODES, COLUMNS, Q8Code, Reader, fetched_lines
 from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.llvm.builder import Function, Module, Operand, vec, void
 from rlx.backends.cpu.schedule.arguments import Routine
-from rlx.backends.cpu.schedule.matmul import PRODUCT_BLOCK, MatmulSchedule
+from rlx.backends.cpu.schedule.matmul import PRODUCT_BLOCK, MatmulSchedule, decoded_steps
 from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target
-from rlx.ir.dtype import DTYPES
+from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.encoding import Encoding
-from rlx.kernels.expr import Expr
+from rlx.kernels.expr import Cast, Expr, const
 from rlx.kernels.lowering import Contract
 from rlx.kernels.program import Kernel
 from rlx.records import replace
 
-__all__ = ["IN_BLOCKS", "SCALED", "CodedBlocks"]
+__all__ = ["IN_BLOCKS", "PAIRED", "SCALED", "CodedBlocks"]
 
 F32 = DTYPES["f32"]
 
@@ -48,6 +52,7 @@ class _Coded(PanelFormat):
 
     stored = "i8"
     by_tiles = False
+    pairs = False  # weights are rounded to bf16, and multiplied two at a time
     whole: Q8Code
 
     def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
@@ -64,8 +69,10 @@ class _Coded(PanelFormat):
         f = Function(f"rlx_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
         arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
         code = self.whole
-        many = multiplied_in_memory(tile, self.name, _decode(tile, code), code.block, code.nbytes * COLUMNS)
-        few = {rows: _few_rows(tile, code, rows, panels) for rows, panels in _shapes(tile.target).items()}
+        sizes, decoded = (code.block, code.nbytes * COLUMNS), (BF16_PAIRS, 2) if self.pairs else (AS_SUMS, 1)
+        many = multiplied_in_memory(tile, self.name, _decode(tile, code, self.pairs), *sizes, *decoded)
+        shapes = _shapes(tile.target).items()
+        few = {rows: _few_rows(tile, code, rows, panels, self.pairs) for rows, panels in shapes}
 
         def of_rows(rows: int) -> Callable[[], None]:
             return lambda: void(f.call(few[rows], arguments))
@@ -114,6 +121,42 @@ class CodedBytes(_Coded):
         return Q8Bytes(self.whole).packed(kernel, anchor)
 
 
+class CodedPairs(_Coded):
+    """Operands rounded to bf16 and multiplied in pairs, of which B stays in encoded blocks along k, or in bytes."""
+
+    pairs = True
+
+    def __init__(self, of: CodedBlocks | CodedBytes) -> None:
+        self.of_f32, self.whole, self.name = of, of.whole, f"{of.name}_pairs"
+
+    def refuses(self, kernel: Kernel, anchor: Contract, setting: Setting) -> str | None:
+        if anchor.activations != "bf16" or not isinstance(anchor.b, Cast):
+            return "its operands are not rounded to bf16"
+        if not setting.target.multiplies_bf16:
+            return "the machine has no AVX512-BF16"
+        if setting.target.float_tiles:
+            return "tile registers multiply panels of pairs"
+        unrounded = replace(anchor, a=const(0.0, F32), b=anchor.b.value, activations="")
+        return self.of_f32.refuses(kernel, unrounded, setting)
+
+    def normal(self, kernel: Kernel) -> Kernel:
+        return kernel
+
+    def layout(self, kernel: Kernel) -> list[Kernel]:
+        anchor = kernel.anchor
+        assert isinstance(anchor, Contract)
+        assert isinstance(anchor.b, Cast)
+        a, made = rounded_rows(kernel, anchor)
+        b, pack = self.of_f32.packed(kernel, replace(anchor, b=anchor.b.value))
+        return [*made, pack, kernel.with_anchor(replace(anchor, a=a, b=b))]
+
+    def sums(self, a: DType) -> DType:
+        return F32
+
+    def multiply_add(self, f: Function, tile: Tile, a: str, b: str, total: str) -> str:
+        return added_pairs(f, a, b, total)
+
+
 # ---- weights
 
 
@@ -144,6 +187,19 @@ def _weights(f: Function, tile: Tile, readers: list[Reader], emit: Emit, fetched
             emit(4 * number + j, made)
 
 
+def _in_pairs(f: Function, emit: Emit) -> Emit:
+    """Has what takes steps take those that two steps become: words of a pair of bf16."""
+    first: list[str] = []
+
+    def step(number: int, weights: list[str]) -> None:
+        if number % 2 == 0:
+            first[:] = weights
+        else:
+            emit(number // 2, [beside(f, *both) for both in zip(first, weights, strict=True)])
+
+    return step
+
+
 def _readers(f: Function, tile: Tile, code: Q8Code, starts: list[str], rooms: list[str]) -> list[Reader]:
     """Those of the blocks at `starts`, begun."""
     places = [(p, first) for p in starts for first in range(0, COLUMNS, tile.lanes)]
@@ -158,9 +214,12 @@ def _rooms(f: Function, tile: Tile, code: Q8Code, panels: int) -> list[str]:
     return [f.alloca("i8", code.kept * tile.lanes) if code.kept else "" for _ in range(vectors)]
 
 
-def _decode(tile: Tile, code: Q8Code) -> Function:
-    """A panel as one of f32."""
-    f = Function(f"rlx_{code.name}_decode", [("ptr", "b"), ("ptr", "out"), ("i64", "k")], internal=True)
+def _decode(tile: Tile, code: Q8Code, pairs: bool = False) -> Function:
+    """A panel as one of f32, or of pairs of bf16."""
+    f, each = (
+        Function(f"rlx_{code.name}_decode", [("ptr", "b"), ("ptr", "out"), ("i64", "k")], internal=True),
+        1 + pairs,
+    )
     rooms = _rooms(f, tile, code, 1)
 
     def one_block(_: str, state: list[str]) -> list[str]:
@@ -177,8 +236,8 @@ def _decode(tile: Tile, code: Q8Code) -> Function:
                     f.store(w, f.offset(out, 4 * (COLUMNS * step + i * tile.lanes)))
 
             lines = fetched_lines(f, code, [f.offset(at, AHEAD)], number)
-            _weights(f, tile, readers, store, lines)
-            return [f.offset(out, 4 * COLUMNS * code.turn)]
+            _weights(f, tile, readers, _in_pairs(f, store) if pairs else store, lines)
+            return [f.offset(out, 4 * COLUMNS * code.turn // each)]
 
         (out,) = f.loop(0, code.turns, 1, [("ptr", out)], turn, runs=True) if code.turns > 1 else turn(0, [out])
         return [f.offset(at, code.nbytes * COLUMNS), out]
@@ -191,10 +250,10 @@ def _decode(tile: Tile, code: Q8Code) -> Function:
 # ---- few rows
 
 
-def _few_rows(tile: Tile, code: Q8Code, rows: int, panels: int) -> Function:
+def _few_rows(tile: Tile, code: Q8Code, rows: int, panels: int, pairs: bool) -> Function:
     """A block of C of so many rows: as `gemm.gemm_block`, but for `stride`, which is in bytes."""
     f = Function(f"rlx_{code.name}_{rows}", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
-    columns = _FewRows(f, tile, code, rows, panels)
+    columns = _FewRows(f, tile, code, rows, panels, pairs)
     f.loop(0, "%columns", panels * COLUMNS, [], lambda column, _: columns.emit(column))
     f.ret()
     return f
@@ -203,7 +262,8 @@ def _few_rows(tile: Tile, code: Q8Code, rows: int, panels: int) -> Function:
 class _FewRows:
     """The code of some rows and some panels."""
 
-    def __init__(self, f: Function, tile: Tile, code: Q8Code, rows: int, panels: int) -> None:
+    def __init__(self, f: Function, tile: Tile, code: Q8Code, rows: int, panels: int, pairs: bool) -> None:
+        self.pairs, self.chain = pairs, decoded_steps(code.block) if pairs else PRODUCT_BLOCK
         self.f, self.tile, self.code, self.rows, self.panels = f, tile, code, rows, panels
         self.vectors = panels * COLUMNS // tile.lanes
         self.matrix = Matrix.of(f, tile, "%a", "%lda", "%k")
@@ -258,8 +318,8 @@ class _FewRows:
         f, code, count = self.f, self.code, len(state) - self.panels
         lines, at = state[:count], state[count:]
         readers, ahead = self.begun(k0, at)
-        turns = PRODUCT_BLOCK // code.turn
-        for part in range(code.block // PRODUCT_BLOCK):
+        turns = self.chain // code.turn
+        for part in range(code.block // self.chain):
             totals, begin = Accumulators(f, self.tile, self.rows, self.vectors), part * turns
 
             def turn(number: str, lines: list[str], totals: Accumulators = totals) -> list[str]:
@@ -287,8 +347,9 @@ class _FewRows:
             if step % 4 == 3:  # else LLVM would make many weights before it uses them
                 totals.values = [tile.ordered(f, x) for x in totals.values]
 
-        _weights(f, tile, readers, add, fetched_lines(f, self.code, ahead, number))
-        return [f.offset(p, 4 * self.code.turn) for p in lines]
+        emit = _in_pairs(f, add) if self.pairs else add
+        _weights(f, tile, readers, emit, fetched_lines(f, self.code, ahead, number))
+        return [f.offset(p, 4 * self.code.turn // (1 + self.pairs)) for p in lines]
 
 
 def _in_blocks(format: EncodedBlocks) -> EncodedBlocks:
@@ -299,3 +360,7 @@ def _in_blocks(format: EncodedBlocks) -> EncodedBlocks:
 
 SCALED = tuple(CodedBytes(code) for code in BYTES.values() if code.name.endswith("_scaled"))
 IN_BLOCKS = tuple(_in_blocks(format) for format in ENCODED)
+PAIRED = (
+    *(CodedPairs(CodedBlocks(format.encoding, CODES[format.name])) for format in ENCODED if format.name in CODES),
+    *(CodedPairs(format) for format in SCALED),
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx.backends.cpu.gemm.panels.bf16 import BF16_PAIRS
 from rlx.backends.cpu.gemm.panels.bytes import BYTES
-from rlx.backends.cpu.gemm.panels.coded import IN_BLOCKS, SCALED
+from rlx.backends.cpu.gemm.panels.coded import IN_BLOCKS, PAIRED, SCALED
 from rlx.backends.cpu.gemm.panels.f28 import F28_PANELS
 from rlx.backends.cpu.gemm.panels.narrow import NARROW
 from rlx.backends.cpu.gemm.panels.operands import DEPTH
@@ -34,7 +34,11 @@ INT8 = int8_conv.Int8("matmul.int8")  # computed as a convolution of one pixel
 PANELS = Product("matmul.panels", PLAIN)
 Q8: tuple[CpuStrategy, ...] = tuple(Product(f"matmul.q8+{format.code.name}", format) for format in Q8_FORMATS)
 BF16_PRODUCT = Product("matmul.bf16_pairs", BF16_PAIRS)
-BF16: tuple[CpuStrategy, ...] = (ThinRounded("matmul.bf16_thin", BF16_PRODUCT), BF16_PRODUCT)
+BF16: tuple[CpuStrategy, ...] = (
+    ThinRounded("matmul.bf16_thin", BF16_PRODUCT),
+    *(Product(f"matmul.bf16_pairs+{format.whole.name}", format) for format in PAIRED),
+    BF16_PRODUCT,
+)
 # The first that does not refuse a product of others than bytes computes it.
 MATMUL: tuple[CpuStrategy, ...] = (
     Thin("matmul.thin", PANELS),

@@ -15,7 +15,8 @@ from rlx.backends.cpu.gemm.panels.bf16 import BF16_PAIRS
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in, rows_in_place
 from rlx.backends.cpu.kernels.alternatives import alternatives, only_where
 from rlx.backends.cpu.kernels.matmul.product import Product
-from rlx.backends.cpu.kernels.matmul.thin_sums import Types, routine
+from rlx.backends.cpu.kernels.matmul.thin_sums import routine
+from rlx.backends.cpu.kernels.matmul.thin_types import Types
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Module, vec
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, Scope, name_kernel

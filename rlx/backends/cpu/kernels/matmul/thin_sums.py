@@ -20,16 +20,15 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 
-from rlx.backends.cpu.gemm.panels.bf16 import added_pairs, beside, rounded
+from rlx.backends.cpu.gemm.panels.bf16 import beside
+from rlx.backends.cpu.kernels.matmul.thin_types import Types
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, arguments_of, constant, vec, void, width
 from rlx.backends.cpu.schedule.arguments import Routine, routines
 from rlx.backends.cpu.schedule.matmul import PRODUCT_BLOCK
 from rlx.backends.cpu.schedule.thin import STRIDE, STRIP
-from rlx.ir.dtype import DType
-from rlx.records import dataclass
 
-__all__ = ["Types", "routine"]
+__all__ = ["routine"]
 
 ARGUMENTS = (
     "ptr many, i64 step, ptr few, i64 few_step, i64 k_step, ptr out, "
@@ -37,86 +36,15 @@ ARGUMENTS = (
 )
 SUMS_ARGUMENTS = "ptr many, i64 step, ptr few, ptr out, i64 line"  # of what adds some steps, across
 TOGETHER = 4  # of the few rows whose sums are in registers at once, along
-STEPS = 8  # rows of k that are added to a strip at once
 AT_ONCE = {1: 4, 2: 4, 3: 2, 4: 2}  # vectors of a strip, by the rows whose sums are in registers
 HELD = 8  # elements of the few rows that are in registers all along a strip
 ACROSS = 8  # of the few rows whose sums are in registers at once, across
-BLOCKS = 4  # of k whose sums are lanes of one vector, across
 CHAINS = 8  # of fma that run side by side at most, over all rows: twice as many vectors of sums where rows are few
 PIECE = 32  # bytes of each row that are transposed together
 AHEAD = 256  # bytes of a row from what is read to what is fetched from memory
 LONG = 1024  # bytes of a row, from which on that saves time
 WAITING = 2  # of the few rows at most that take less time than reading the others from memory
 LINE = 64  # bytes of each row that are added before those after them: a line of the cache
-
-
-@dataclass(frozen=True)
-class Types:
-    """The element types of the sums, of both operands in memory, and of what these are rounded to, if they are.
-
-    Vectors have so many bytes. `pairs`: steps are words of two bf16, of operands in f32.
-    """
-
-    sums: DType
-    many: DType
-    few: DType
-    vector_bytes: int
-    narrow: DType | None = None
-    pairs: bool = False
-
-    @property
-    def lanes(self) -> int:
-        return self.vector_bytes // self.sums.itemsize
-
-    @property
-    def streamed(self) -> str:
-        """What tells the sums of these apart from others, in names of functions."""
-        return "_".join([*(d.name for d in (self.sums, self.many, self.narrow) if d), *["pairs"] * self.pairs])
-
-    @property
-    def step(self) -> str:
-        """The type in memory of a step of k of a row of the streamed operand."""
-        return "i64" if self.pairs else convert.memory_type(self.many)
-
-    @property
-    def step_bytes(self) -> int:
-        return self.many.itemsize * (2 if self.pairs else 1)
-
-    @property
-    def steps(self) -> int:
-        """Steps of k that are added to a strip at once."""
-        return STEPS // 2 if self.pairs else STEPS
-
-    @property
-    def scalar(self) -> str:
-        return convert.llvm_type(self.sums)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of k whose sums are lanes of one vector, across."""
-        return min(BLOCKS, self.lanes)
-
-    @property
-    def vector(self) -> str:
-        return vec(self.scalar, self.lanes)
-
-    def multiply_add(self, f: Function, x: str, y: str, total: str) -> str:
-        """total + x * y, lane by lane, of words the products of both halves."""
-        return added_pairs(f, x, y, total) if self.pairs else f.fma(x, y, total, self.vector)
-
-    def of_steps(self, f: Function, x: str) -> str:
-        """Steps of the streamed operand, as many as a vector has lanes, as they are multiplied."""
-        if not self.pairs:
-            return self.widened(f, x, self.many, self.lanes)
-        every = f.cast("bitcast", x, vec("float", 2 * self.lanes))
-        low, high = (f.shuffle(every, None, [self.lanes * half + i for i in range(self.lanes)]) for half in (0, 1))
-        return rounded(f, low, high)
-
-    def widened(self, f: Function, x: str, dtype: DType, w: int) -> str:
-        """Elements of memory in the type of the sums."""
-        if self.narrow is not None:
-            x, dtype = convert.convert(f, x, dtype, self.narrow, w), self.narrow
-        return x if dtype is self.sums else convert.convert(f, x, dtype, self.sums, w)
 
 
 @routines
@@ -441,7 +369,7 @@ def _add_blocks(types: Types, rows: int) -> tuple[int, Function]:
 
 
 def _in_turn(f: Function, types: Types, unit: tuple[str, str], k: str, rows: int, steps: int) -> list[str]:
-    """Lines of a unit (address, bytes from row to row): those whose turn it is while `steps` k, .. of others are added.
+    """Lines of a unit (address, bytes from row to row) whose turn it is while `steps` k, .. of another are added.
 
     Whole rows, one after the other: memory and the second cache are read fastest in their order. Units are added a line
     of each row and block at a time.
