@@ -49,6 +49,8 @@ from rlx.trace.control import fori_loop as fori_loop
 from rlx.trace.control import scan as scan
 from rlx.trace.control import while_loop as while_loop
 from rlx.trace.jit import jit as jit
+from rlx.transform.batching import pmean as pmean
+from rlx.transform.batching import psum as psum
 from rlx.transform.batching import vmap as vmap
 from rlx.transform.functions import grad as grad
 from rlx.transform.functions import hvp as hvp
@@ -111,7 +113,9 @@ __all__ = [
     "moe",
     "numpy",
     "ops",
+    "pmean",
     "profile",
+    "psum",
     "quantize",
     "register",
     "replay",
