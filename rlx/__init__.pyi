@@ -52,6 +52,7 @@ from rlx.trace.jit import jit as jit
 from rlx.transform.batching import pmean as pmean
 from rlx.transform.batching import psum as psum
 from rlx.transform.batching import vmap as vmap
+from rlx.transform.fake_quantize import fake_quantize as fake_quantize
 from rlx.transform.functions import grad as grad
 from rlx.transform.functions import hvp as hvp
 from rlx.transform.functions import jvp as jvp
@@ -97,6 +98,7 @@ __all__ = [
     "devices_for",
     "errors",
     "estimate",
+    "fake_quantize",
     "fori_loop",
     "grad",
     "hessian",

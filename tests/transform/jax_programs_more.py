@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import numpy as np
 from jax_programs import _places, jax_numpy, jnn, lax, mixed, piece, weights
 
 import rlx
+from rlx import Dim
 from rlx import ops as o
 
 # ---- places between elements
@@ -162,6 +164,13 @@ piece(
 
 # ---- layout
 
+NUMBERS = count()
+
+
+def some() -> Dim:
+    """A size that the data decide."""
+    return Dim(f"some{next(NUMBERS)}", 0, 64)
+
 
 def _cropped(x: Any, size: int) -> Any:
     """The middle of the last axis, or zeros around it."""
@@ -196,13 +205,13 @@ piece(
 piece(
     "compress",
     1,
-    lambda x, w, v: x[0] * o.reduce_sum(w[w[:, 0] > -0.3], axes=(0,)),
+    lambda x, w, v: x[0] * o.reduce_sum(o.compress(w, w[:, 0] > -0.3, count=some(), axis=0), axes=(0,)),
     lambda x, w, v: x[0] * jax_numpy().where(w[:, :1] > -0.3, w, 0.0).sum(0, keepdims=True),
 )
 piece(
     "unique",
     1,
-    lambda x, w, v: x[0] * o.reduce_sum_square(np.unique(w), keepdims=False),
+    lambda x, w, v: x[0] * o.reduce_sum_square(o.unique(w, count=some())[0], keepdims=False),
     lambda x, w, v: x[0] * (w * w).sum(),
 )
 piece("eye_like", 1, lambda x, w, v: x[0] + o.eye_like(w, k=1)[0], lambda x, w, v: x[0] + np.eye(w.shape[0], k=1)[0])
@@ -242,7 +251,7 @@ piece(
     "arange",
     1,
     lambda x, w, v: x[0] * o.reduce_sum_square(
-        np.arange(v[0], v[0] + 3.5 * (v[1] * v[1] + 0.5), v[1] * v[1] + 0.5), keepdims=False
+        o.arange(v[0], v[0] + 3.5 * (v[1] * v[1] + 0.5), v[1] * v[1] + 0.5, count=some()), keepdims=False
     ),
     lambda x, w, v: x[0] * ((v[0] + np.arange(4) * (v[1] ** 2 + 0.5)) ** 2).sum(),
 )  # fmt: skip
