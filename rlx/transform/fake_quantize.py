@@ -41,8 +41,8 @@ def fake_quantize(
         if zero is not None:
             number = number + spread_parameter(kind, ops.cast(zero, v.dtype), v)
         low, high = limits(dtype)
-        return function(v), ops.where((number >= low) & (number <= high), t, 0.0)
+        return straight(v), ops.where((number >= low) & (number <= high), t, 0.0)
 
-    function = custom_jvp(rounded)
-    function.defjvp(rule)
-    return function(x)
+    straight = custom_jvp(rounded)
+    straight.defjvp(rule)
+    return straight(x)
