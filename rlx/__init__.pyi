@@ -49,7 +49,10 @@ from rlx.trace.control import fori_loop as fori_loop
 from rlx.trace.control import scan as scan
 from rlx.trace.control import while_loop as while_loop
 from rlx.trace.jit import jit as jit
+from rlx.transform.batching import pmean as pmean
+from rlx.transform.batching import psum as psum
 from rlx.transform.batching import vmap as vmap
+from rlx.transform.fake_quantize import fake_quantize as fake_quantize
 from rlx.transform.functions import grad as grad
 from rlx.transform.functions import hvp as hvp
 from rlx.transform.functions import jvp as jvp
@@ -95,6 +98,7 @@ __all__ = [
     "devices_for",
     "errors",
     "estimate",
+    "fake_quantize",
     "fori_loop",
     "grad",
     "hessian",
@@ -111,7 +115,9 @@ __all__ = [
     "moe",
     "numpy",
     "ops",
+    "pmean",
     "profile",
+    "psum",
     "quantize",
     "register",
     "replay",

@@ -56,6 +56,7 @@ def estimate(
     overhead: Overhead | int | None = None,
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
+    grad: bool | str | Sequence[str] | Mapping[str, Any] = False,
     **options: Unpack[EveryDevicesOptions],
 ) -> MemoryEstimate:
     """What a model will take in memory: a Graph, the path of an ONNX, GGUF, safetensors or .rlx file, or what else
@@ -65,7 +66,9 @@ def estimate(
     as in `rlx.load`; `context` (tokens), `batch` (sequences, the slots of `rlx.load_llm`), `kv_dtype` and `prefill`
     (tokens of a prompt at once) are for language models: GGUF files, and safetensors with their config.json. A decoder
     that `rlx.load_llm` takes is planned as there, with its defaults; of others there is a forecast.
-    `weights` are those that are in memory already, arrays by name. `overhead` gives the device's own bytes; None: those
+    `grad` asks for the model with gradients: True, names, or the keywords of `rlx.value_and_grad` of a graph, such as
+    {"wrt": names, "of": output}. `weights` are those that are in memory already, arrays by name. `overhead` gives the
+    device's own bytes; None: those
     measured once on this machine. Further keywords are those of `rlx.compile`. Raises `ShapeError` where a size has no
     bound, `OptionError`, and what reading and compiling raise.
     """
@@ -73,24 +76,28 @@ def estimate(
     name = device_named(device)
     language: dict[str, Any] = {"context": context, "batch": batch, "kv_dtype": kv_dtype, "prefill": prefill}
     given = {name: value for name, value in language.items() if value is not None}
+    change = _with_gradients(grad)
     if isinstance(model, Graph):
         _refuse(given, "a graph")
-        return _opened(_graph, model, choose_backend(name), chosen, _overhead(overhead, name), weights)
+        return _opened(partial(_graph, change), model, choose_backend(name), chosen, _overhead(overhead, name), weights)
     if not isinstance(model, str | os.PathLike) or example_inputs is not None or dynamic_shapes is not None:
         from rlx.importers.objects import model_bytes
 
         data = model_bytes(model, example_inputs, dynamic_shapes, "estimate")
         kind_of_bytes(data)
         _refuse(given, "a model in memory, whose sizes are given by dims=")
-        return _opened(_onnx, data, choose_backend(name), chosen, _overhead(overhead, name), weights)
+        return _opened(partial(_onnx, change), data, choose_backend(name), chosen, _overhead(overhead, name), weights)
     path = Path(path_of(model, "estimate"))
     ending = _ending(path)
     if ending in (".onnx", ".rlx"):
         _refuse(given, f"{path.name}, whose sizes are given by dims=")
         own, backend = _overhead(overhead, name), choose_backend(name)
-        return _opened(_onnx if ending == ".onnx" else _text, path, backend, chosen, own, weights)
+        made_of = partial(_onnx if ending == ".onnx" else _text, change)
+        return _opened(made_of, path, backend, chosen, own, weights)
     if dims is not None:
         raise OptionError(f"dims={dims!r}: {path.name} is a language model: give context= and batch=")
+    if change is not None:
+        raise OptionError(f"grad={grad!r}: {path.name} is a language model, which is run only: give a graph")
     if weights is not None:
         raise OptionError(f"weights=: {path.name} is a language model, whose weights are shared by mapping its file")
     file = read_gguf_model(path) if ending == ".gguf" else read_hf_model(path)
@@ -168,28 +175,56 @@ def _opened(
     return with_fixed_axes(again(options.dims), options.dims, again)
 
 
+Change = Callable[[Graph], Graph] | None  # what is made of the graph of a model before it is planned
+
+
+def _with_gradients(grad: bool | str | Sequence[str] | Mapping[str, Any]) -> Change:
+    """What gives a graph its gradients, as `grad` says; None for none."""
+    if grad is False:
+        return None
+    given = grad if isinstance(grad, Mapping) else {} if grad is True else {"wrt": grad}
+
+    def change(graph: Graph) -> Graph:
+        from rlx.transform.functions import value_and_grad
+
+        return value_and_grad(graph, **given)
+
+    return change
+
+
 def _graph(
-    graph: Graph, backend: Any, options: CompileOptions, overhead: Overhead, held: Mapping[str, Any] | None
+    change: Change,
+    graph: Graph,
+    backend: Any,
+    options: CompileOptions,
+    overhead: Overhead,
+    held: Mapping[str, Any] | None,
 ) -> MemoryEstimate:
     from rlx.estimate.graph import estimate_graph  # brings the compiler, which headers alone don't need
 
+    graph = graph if change is None else change(graph)
     return estimate_graph(graph, backend, options, overhead, held=held)
 
 
 def _text(
-    path: Path, backend: Any, options: CompileOptions, overhead: Overhead, held: Mapping[str, Any] | None
+    change: Change,
+    path: Path,
+    backend: Any,
+    options: CompileOptions,
+    overhead: Overhead,
+    held: Mapping[str, Any] | None,
 ) -> MemoryEstimate:
-    from rlx.estimate.graph import estimate_graph
     from rlx.ir.text import parse_graph
 
     try:
         graph = parse_graph(read_file(path).decode())
     except UnicodeDecodeError as error:
         raise ModelFormatError(f"{path}: is not text: {error}") from None
-    return replace(estimate_graph(graph, backend, options, overhead, held=held), model=path.name)
+    return replace(_graph(change, graph, backend, options, overhead, held), model=path.name)
 
 
 def _onnx(
+    change: Change,
     source: Path | bytes | bytearray | memoryview,
     backend: Any,
     options: CompileOptions,
@@ -224,7 +259,7 @@ def _onnx(
         len(a.value) for node in file.graph.nodes for a in node.attributes.values() if isinstance(a.value, tuple | list)
     )
     made = estimate_graph(
-        done.graph,
+        done.graph if change is None else change(done.graph),
         backend,
         replace(options, dims=None),
         overhead,

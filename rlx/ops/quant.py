@@ -20,6 +20,7 @@ from rlx.ops.reduction import ReduceMax, ReduceMin
 
 __all__ = [
     "ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul", "Quantize", "Requantize",
+    "limits",
 ]  # fmt: skip
 
 F32, I16, I32, U8 = DTYPES["f32"], DTYPES["i16"], DTYPES["i32"], DTYPES["u8"]
@@ -27,7 +28,7 @@ LARGEST = {"f8e4m3": 448.0, "f8e5m2": 57344.0, "f8e4m3fnuz": 240.0, "f8e5m2fnuz"
 TARGETS = tuple(DTYPES[n] for n in ("u2", "i2", "u4", "i4", "u8", "i8", "u16", "i16", *LARGEST))
 
 
-def _limits(dtype: DType) -> tuple[float, float]:
+def limits(dtype: DType) -> tuple[float, float]:
     """The least and the largest (finite) value."""
     if dtype.is_float:
         return -LARGEST[dtype.name], LARGEST[dtype.name]
@@ -50,7 +51,7 @@ def _saturated(value: Array, zero: Array | None, to: DType, saturate: bool = Tru
     if zero is not None:
         value = value + zero.astype(np.float32)
     if saturate or not to.is_float:
-        low, high = _limits(to)
+        low, high = limits(to)
         value = np.clip(value, np.float32(low), np.float32(high))
     if not to.is_float:
         value = np.nan_to_num(value)
@@ -64,7 +65,7 @@ def _scalar_saturated(k: Any, value: Any, zero: Any, to: DType, saturate: bool =
     if zero is not None:
         value = value + k.cast(zero, "f32")
     if saturate or not to.is_float:
-        low, high = _limits(to)
+        low, high = limits(to)
         value = k.max(k.min(value, high), low)
     return value
 

@@ -4,30 +4,95 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, ClassVar
 
 from rlx.boundary import bounded
-from rlx.errors import CompileError, OptionError, ShapeError
-from rlx.ir.graph import Node, TensorType, Value
+from rlx.errors import CompileError, NameNotFound, OptionError, ShapeError
+from rlx.ir.graph import Graph, Node, TensorType, Value
 from rlx.ir.shape import Size, unify
-from rlx.ops.gradients.attach import reshaped, spread, summed_to
+from rlx.ops.base import Op, apply
+from rlx.ops.gradients.attach import reshaped, size_as, spread, summed_to, zeros
 from rlx.ops.gradients.batching import moved
+from rlx.ops.gradients.complex import of_parts
 from rlx.ops.gradients.engine import GROUPS, Group, open_frame, taken_out, units
+from rlx.ops.reduction import ReduceSum
+from rlx.records import dataclass
 from rlx.trace.control import scan, value_of
 from rlx.trace.tree import fill, leaves_of, ordered
+from rlx.transform.batched_control import BATCHED
+from rlx.transform.control import inlined
 from rlx.transform.functions import transformed
 
-__all__ = ["vmap"]
+__all__ = ["pmean", "psum", "vmap"]
 
 _LOG = logging.getLogger("rlx")
+_NAMES: ContextVar[tuple[str, ...]] = ContextVar("names", default=())  # of the axes of the vmaps around
+
+
+@dataclass(frozen=True)
+class _AxisSum(Op):
+    """x summed over the slices of a `vmap` whose axis has this name; only there while that traces its function."""
+
+    op_name: ClassVar[str] = "axis_sum"
+    arity: ClassVar[tuple[int, int | None]] = (1, 1)
+    linear: ClassVar[str] = "each"
+    name: str
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x
+
+    def transpose(self, inputs: Any, cotangents: Any, i: int) -> Any:
+        """Each slice's x is in the sum of every slice."""
+        return apply(self, cotangents[0])
+
+
+def _sums(node: Node, name: str | None) -> bool:
+    """Whether a node, or one in its regions, sums over the axis of that name."""
+    if isinstance(node.op, _AxisSum):
+        return node.op.name == name
+    return any(_sums(inner, name) for region in node.regions for inner in region.nodes)
+
+
+@bounded("psum", CompileError)
+def psum(x: Any, axis_name: str) -> Any:
+    """The sum of x over the slices of the `vmap` around whose `axis_name` this is, the same in all. (jax.lax.psum)
+
+    x is a tree of arrays. Differentiated within the vmap, the sum of all slices' results is what counts, as in JAX.
+    """
+    return _over_slices("psum", x, axis_name, lambda v: apply(_AxisSum(axis_name), v))
+
+
+@bounded("pmean", CompileError)
+def pmean(x: Any, axis_name: str) -> Any:
+    """The mean of x over the slices of the `vmap` around whose `axis_name` this is: see `psum`. (jax.lax.pmean)"""
+
+    def mean(v: Value) -> Any:
+        return apply(_AxisSum(axis_name), v) / apply(_AxisSum(axis_name), zeros(v) + 1)
+
+    return _over_slices("pmean", x, axis_name, mean)
+
+
+def _over_slices(what: str, x: Any, name: str, function: Callable[[Value], Any]) -> Any:
+    if name not in _NAMES.get():
+        known = ", ".join(map(repr, _NAMES.get())) or "none"
+        raise NameNotFound(f"{what}: no vmap around has axis_name={name!r}; there is {known}")
+    frame = open_frame()
+    return fill(x, [function(value_of(frame, leaf, path)) for path, leaf in leaves_of(x, what)])
 
 
 class _Batched:
     """The nodes of a function over rows, applied to arrays: `values` has the arrays that rows stand for."""
 
-    def __init__(self, size: Size, values: dict[Value, Value]) -> None:
+    def __init__(self, size: Size, values: dict[Value, Value], name: str | None = None) -> None:
         self.size = size
         self.values = values
+        self.name = name  # of the axis, which sums over it go by
+        self.shared: dict[Value, Value] = {}  # what depends on rows, and is the same for all of them
+
+    def taken(self, start: int) -> list[Node]:
+        """Takes the nodes from `start` on that rows or sums over them reach out of the open graph."""
+        return taken_out(open_frame().graph, start, list(self.values), lambda node: _sums(node, self.name))
 
     def add(self, nodes: Sequence[Node]) -> None:
         for unit in units(nodes):
@@ -39,12 +104,26 @@ class _Batched:
 
     def _node(self, node: Node) -> None:
         batched = [v in self.values for v in node.inputs]
-        if not any(batched):  # of a group, for the part of it that no row reaches
-            made = open_frame().graph.add(node.op, *node.inputs, regions=node.regions)
-            self.values.update((v, self.full(new)) for v, new in zip(node.outputs, made, strict=True))
+        inputs = [self.whole(v) for v in node.inputs]
+        if isinstance(node.op, _AxisSum) and node.op.name == self.name:
+            self.shared[node.outputs[0]] = self._sum(inputs[0], batched[0])
             return
-        outputs = self._applied(node, [self.values.get(v, v) for v in node.inputs], batched)
+        if not any(batched) and not any(_sums(inner, self.name) for r in node.regions for inner in r.nodes):
+            made = open_frame().graph.add(node.op, *inputs, regions=node.regions)
+            self.shared.update(zip(node.outputs, made, strict=True))
+            return
+        outputs = self._applied(node, inputs, batched)
         self.values.update(zip(node.outputs, outputs, strict=True))
+
+    def whole(self, value: Value) -> Value:
+        """The array that a value stands for, which has the axis only if it differs between the rows."""
+        return self.values.get(value, self.shared.get(value, value))
+
+    def _sum(self, x: Value, batched: bool) -> Value:
+        """x [B, ..] summed over the rows, or as often as there are rows."""
+        if batched:
+            return of_parts(lambda v: apply(ReduceSum((0,), False), v), x)
+        return of_parts(lambda v: v * size_as(self.size, v), x)
 
     def _applied(self, node: Node, inputs: list[Value], batched: list[bool]) -> Sequence[Value]:
         op: Any = node.op
@@ -52,6 +131,8 @@ class _Batched:
             made = op.batch(inputs, batched)
             if made is not NotImplemented:
                 return made if isinstance(made, tuple) else (made,)
+        if type(op) in BATCHED:
+            return BATCHED[type(op)](node, inputs, batched, self.full, self._inlined)  # type: ignore[no-any-return]
         if not node.regions and (op.formula is not None or op.decompose is not None):
             return self._written_out(node, inputs, batched)
         _LOG.warning("vmap: %s has no batch rule for this: it runs as a loop over the rows", node.label)
@@ -64,9 +145,19 @@ class _Batched:
         rows = [Value(graph, _row(v), "input", "") if b else v for v, b in zip(inputs, batched, strict=True)]
         made = op.formula(*rows) if op.formula is not None else op.decompose(graph, *rows)
         roots = {row: v for row, v, b in zip(rows, inputs, batched, strict=True) if b}
-        inner = _Batched(self.size, dict(roots))
-        inner.add(taken_out(graph, start, roots))
+        inner = _Batched(self.size, dict(roots), self.name)
+        inner.add(inner.taken(start))
         return [inner.result(v) for v in (made if isinstance(made, tuple) else (made,))]
+
+    def _inlined(self, region: Graph, inputs: Sequence[Value], batched: Sequence[bool]) -> list[tuple[Value, bool]]:
+        """The results of a region on arrays where `batched`, and whether each has the axis."""
+        graph = open_frame().graph
+        start = len(graph.nodes)
+        rows = [Value(graph, _row(v), "input", "") if b else v for v, b in zip(inputs, batched, strict=True)]
+        results, _ = inlined(region, rows)
+        inner = _Batched(self.size, {row: v for row, v, b in zip(rows, inputs, batched, strict=True) if b}, self.name)
+        inner.add(inner.taken(start))
+        return [(inner.whole(v), v in inner.values) for v in results]
 
     def _loop(self, node: Node, inputs: list[Value], batched: list[bool]) -> Sequence[Value]:
         def body(carry: Any, rows: Any) -> Any:
@@ -83,8 +174,9 @@ class _Batched:
         nodes = graph.nodes[start:]
         if not nodes:
             return
-        inputs = tuple(self.values.get(v, v) for v in group.inputs)
-        outputs = tuple(self.values[v] for v in group.outputs)
+        inputs = tuple(self.whole(v) for v in group.inputs)
+        outputs = tuple(self.result(v) for v in group.outputs)
+        self.values.update(zip(group.outputs, outputs, strict=True))
         made = Group(nodes, inputs, outputs, group.name)
         flags = [v in self.values for v in group.inputs]
 
@@ -110,8 +202,8 @@ class _Batched:
                     else [v if v is None or b else self.full(v) for v, b in zip(given, flags, strict=True)]
                 )
                 found = rule(group, rows, [row(v) for v in results], [row(v) for v in wide])
-                inner = _Batched(self.size, known)
-                inner.add(taken_out(inner_graph, first, list(known)))
+                inner = _Batched(self.size, known, self.name)
+                inner.add(inner.taken(first))
                 totals = [None if v is None else inner.result(v) for v in found]
                 return _unspread(totals, flags, own) if back else totals
 
@@ -127,7 +219,7 @@ class _Batched:
 
     def result(self, value: Value) -> Value:
         """What a value of the rows is for all of them."""
-        return self.values[value] if value in self.values else self.full(value)
+        return self.values[value] if value in self.values else self.full(self.whole(value))
 
 
 def _unspread(
@@ -157,12 +249,15 @@ def _axes(what: str, axes: Any, tree: Any) -> list[Any]:
 
 
 @bounded("vmap", CompileError)
-def vmap(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
+def vmap(
+    function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0, *, axis_name: str | None = None
+) -> Callable[..., Any]:
     """The function applied to each slice of its arguments along an axis, all at once. (jax.vmap)
 
     `in_axes` says for each argument (or for all) along which axis: an int, None for what all slices share, or a tree of
-    these; keyword arguments go along their first axis. `out_axes` is where the axis is in each result. What a function
-    adds to the graph is replaced by ops on whole arrays; an op without a rule runs as a loop over the slices, and a
+    these; keyword arguments go along their first axis. `out_axes` is where the axis is in each result, None for one
+    that is the same for all slices. `psum` and `pmean` with `axis_name` go over the slices. What a function adds to the
+    graph is replaced by ops on whole arrays; an op without a rule runs as a loop over the slices, and a
     warning says so. `ShapeError` for arguments whose axes differ in size.
     """
 
@@ -193,16 +288,20 @@ def vmap(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> C
             raise OptionError("vmap: every argument is shared (in_axes None): there is no axis to go along")
         count = len(leaves_of(args, ""))
         start = len(graph.nodes)
-        result = function(*fill(args, rows[:count]), **fill(kwargs, rows[count:]))
+        token = _NAMES.set((*_NAMES.get(), axis_name) if axis_name is not None else _NAMES.get())
+        try:
+            result = function(*fill(args, rows[:count]), **fill(kwargs, rows[count:]))
+        finally:
+            _NAMES.reset(token)
         outputs = [value_of(frame, leaf, path) for path, leaf in leaves_of(result, "result")]
-        work = _Batched(size, values)
-        work.add(taken_out(graph, start, list(values)))
+        work = _Batched(size, values, axis_name)
+        work.add(work.taken(start))
         places = _axes("out_axes", out_axes, result)
         made = []
         for value, place in zip(outputs, places, strict=True):
             if place is None and value in work.values:
                 raise OptionError("vmap: out_axes is None for a result that differs between the slices")
-            whole = value if place is None else work.result(value)
+            whole = work.whole(value) if place is None else work.result(value)
             made.append(whole if place is None else moved(whole, 0, place % whole.rank))
         return fill(result, made)
 

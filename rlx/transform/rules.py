@@ -152,34 +152,62 @@ def _backward(group: Group, inputs: Values, outputs: Values, cotangents: Tangent
     return transposed(start, group.jvp(group, inputs, outputs, places), cotangents, places)
 
 
-@bounded("checkpoint", CompileError)
-def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, of which nothing but the arguments is kept for the gradient: it is computed again. (jax.checkpoint)
+PRODUCTS = frozenset(("attention", "conv", "conv_transpose", "einsum", "gemm", "grouped_matmul", "matmul"))
+Policy = Callable[[str], bool]
 
-    Memory of values between then is needed only while that part of the gradient is computed.
+
+@bounded("checkpoint", CompileError)
+def checkpoint(function: Callable[..., Any], *, policy: str | Policy = "nothing") -> Callable[..., Any]:
+    """The function, of which little but the arguments is kept for the gradient: it is computed again. (jax.checkpoint)
+
+    Memory of values between then is needed only while that part of the gradient is computed. `policy` says of which
+    ops the results are kept: of "nothing", of "products" (matrix products, convolutions, attention), or of those for
+    whose name, such as "exp", a function gives True.
     """
+    kept = _policy(policy)
+
+    def again(group: Group, inputs: Values, outputs: Values, cotangents: Tangents) -> Tangents:
+        return _again(group, inputs, outputs, cotangents, kept)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         frame = open_frame()
         group, result = _grouped(frame, function, args, kwargs)
-        group.inputs, group.vjp, group.jvp = tuple(_outside(group)), _again, _along
+        group.inputs, group.vjp, group.jvp = tuple(_outside(group)), again, _along
+        group.outputs += tuple(v for node in group.nodes if kept(node.op.op_name) for v in node.outputs)
         return result
 
     return transformed("checkpoint", function, call)
 
 
-def _again(group: Group, inputs: Values, outputs: Values, cotangents: Tangents) -> Tangents:
-    """Computes the group anew, and its gradient with what that gives."""
+def _policy(policy: str | Policy) -> Policy:
+    if policy == "nothing":
+        return lambda name: False
+    if policy == "products":
+        return PRODUCTS.__contains__
+    if callable(policy):
+        return policy
+    raise OptionError(
+        f"checkpoint: policy={policy!r}: expected 'nothing', 'products', or a function that is given the name of an op"
+    )
+
+
+def _again(group: Group, inputs: Values, outputs: Values, cotangents: Tangents, kept: Policy) -> Tangents:
+    """Computes the group anew but for the results that are kept, and its gradient with what that gives."""
     graph = open_frame().graph
+    there = {
+        value: graph.add(Again(), own)[0]
+        for value, own in zip(group.outputs, outputs, strict=True)
+        if value.node is not None and kept(value.node.op.op_name)
+    }
     held = [graph.add(Again(), v)[0] for v in inputs]
-    start = len(graph.nodes)
     values = dict(zip(group.inputs, held, strict=True))
-    replay(group.nodes, values, group)
+    nodes = replay(group.nodes, values, group, there)
     seeds: dict[Value, Value] = {}
     for value, ct in zip(group.outputs, cotangents, strict=True):
         if ct is not None:
-            seeds[values[value]] = ct
-    return pull(graph.nodes[start:], seeds, held)
+            own = values[value]
+            seeds[own] = seeds[own] + ct if own in seeds else ct
+    return pull(nodes, seeds, held)
 
 
 def _along(group: Group, inputs: Values, outputs: Values, tangents: Tangents) -> Tangents:

@@ -14,7 +14,7 @@ import rlx
 from rlx.backends import BACKENDS, backend_named
 from rlx.backends.base import CodeGenerator
 from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
-from rlx.errors import MemoryDeficit, ModelFormatError, OptionError, ShapeError
+from rlx.errors import MemoryDeficit, ModelFormatError, NameNotFound, OptionError, ShapeError
 from rlx.estimate.calibrate import known_overhead
 from rlx.estimate.graph import estimate_graph
 from rlx.estimate.memory import MemoryEstimate
@@ -421,3 +421,23 @@ def test_an_artifact_is_called_one(name: str, portable: bool, tmp_path: Path) ->
         with pytest.raises(ModelFormatError, match=f"{what}.*rlx.load_artifact"):
             rlx.load(path)
         assert rlx.load(path, portable_only=True).run([np.ones((4, 64), np.float32)])[0].shape == (4, 64)
+
+
+def test_gradients_are_estimated_before_anything_is_allocated(tmp_path: Path) -> None:
+    """With `grad` the arena is that of the compiled graph with gradients; of a graph and of its text."""
+    g = rlx.Graph("net")
+    h = g.input("x", (rlx.Dim("n", 1, 64), 32))
+    for i in range(3):
+        h = rlx.tanh(rlx.matmul(h, g.param(f"w{i}", (32, 32))))
+    g.output(rlx.reduce_sum(h, keepdims=False), name="loss")
+    plain = rlx.estimate(g, device="cpu").activation_bytes
+    for grad, keywords in ((True, {}), ("x", {"wrt": "x"}), ({"wrt": ["w0", "x"], "of": "loss"}, {"wrt": ["w0", "x"]})):
+        compiled = rlx.compile(rlx.value_and_grad(g, **keywords), device="cpu")
+        assert compiled.plan is not None
+        found = rlx.estimate(g, device="cpu", grad=grad).activation_bytes
+        assert found == compiled.plan.arena > plain
+    path = tmp_path / "net.rlx"
+    path.write_text(str(g))
+    assert rlx.estimate(path, device="cpu", grad=True).activation_bytes > plain
+    with pytest.raises(NameNotFound, match="has no leaf 'y'"):
+        rlx.estimate(g, grad="y")

@@ -92,3 +92,31 @@ def test_scales_of_integers() -> None:
         parts = {0: (data - 3.0).sum(keepdims=True)[0], 1: (data - 3.0).sum(1)}
         wanted = (data - 3.0).reshape(4, 3, 2).sum(2) if scale.ndim == 2 else parts[len(options)]
         np.testing.assert_allclose(slope, wanted.reshape(scale.shape))
+
+
+@pytest.mark.parametrize("options", [{}, {"axis": 1}, {"axis": 1, "block": 2}, {"to": "u4"}])
+def test_rounding_that_gradients_go_straight_through(options: dict[str, Any]) -> None:
+    """fake_quantize is a pair of ops; its gradient is 1 within range and 0 beyond, in both modes and in slices."""
+    x = np.linspace(-1.6, 1.4, 24).reshape(4, 6)
+    shapes = {(): (1,), ("axis",): (6,), ("axis", "block"): (4, 3), ("to",): (1,)}
+    scale = np.full(shapes[tuple(options)], 0.01 if "to" not in options else 0.1)
+    zero = np.full(scale.shape, 3, np.int8) if "to" not in options else None
+
+    def f(x: Any) -> Any:
+        return rlx.fake_quantize(x, scale, zero, **options)
+
+    plain = {"to": "i8", **options}
+    given = () if zero is None else (zero,)
+    shape = {k: v for k, v in plain.items() if k != "to"}
+    wanted = rlx.jit(
+        lambda x: rlx.dequantize(rlx.ops.quantize(x, scale, *given, **plain), scale, *given, to="f64", **shape)
+    )(x)
+    assert np.array_equal(rlx.jit(f)(x), wanted)
+    low, high = (0, 15) if zero is None else (-131, 124)
+    number = np.rint(x / (0.1 if zero is None else 0.01))
+    inside = (number >= low) & (number <= high)
+    assert 0 < inside.sum() < inside.size
+    assert np.array_equal(rlx.grad(lambda x: np.sum(f(x) * 3.0))(x), inside * 3.0)
+    assert np.array_equal(rlx.jvp(f, (x,), (x,))[1], inside * x)
+    if "axis" not in options:
+        assert np.array_equal(rlx.vmap(rlx.grad(lambda r: np.sum(f(r))))(x), inside)

@@ -247,6 +247,28 @@ def test_checkpoint_computes_again() -> None:
     assert np.allclose(rlx.hessian(rlx.checkpoint(f))(X), rlx.hessian(f)(X))
 
 
+def test_policies_of_checkpoints() -> None:
+    """What is kept is not computed again: products, or the ops that a function names; the gradient is the same."""
+
+    def f(x: Any) -> Any:
+        return total(np.tanh(np.exp(np.sin(x @ W) @ W.T) @ W))
+
+    plain = rlx.grad(f)(X)
+    counts = {}
+    for name, policy in {"nothing": "nothing", "products": "products", "sines": lambda op: op == "sin"}.items():
+        again = rlx.checkpoint(f, policy=policy)  # type: ignore[arg-type]
+        g = rlx.jit(rlx.value_and_grad(again))
+        assert np.array_equal(g(X)[1], plain)
+        text = str(dce(cse(g.lower(X))))
+        counts[name] = [text.count(f"{op}(") for op in ("matmul", "sin", "exp")]
+        assert np.allclose(rlx.hessian(again)(X), rlx.hessian(f)(X))
+        assert np.allclose(rlx.vmap(rlx.grad(lambda x, a=again: a(x[None])))(X), plain)
+    assert [c[1:] for c in counts.values()] == [[2, 2], [1, 2], [1, 2]]
+    assert counts["products"][0] < counts["sines"][0] == counts["nothing"][0]
+    with pytest.raises(OptionError, match="policy='dots': expected 'nothing', 'products', or a function"):
+        rlx.checkpoint(f, policy="dots")
+
+
 # ---- graphs
 
 

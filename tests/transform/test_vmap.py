@@ -11,13 +11,15 @@ import pytest
 
 import rlx
 from rlx.backends.reference import run_graph
-from rlx.errors import OptionError, ShapeError
+from rlx.errors import NameNotFound, OptionError, ShapeError
 from rlx.ir.frames import Frame
 from rlx.ir.graph import Graph
 from rlx.ops import OPS
 from rlx.ops.base import apply
 from rlx.testing.cases import cases_of, covered
+from rlx.testing.derivatives import differences
 from rlx.testing.oracle import Case, values
+from rlx.trace.tree import leaves_of
 
 RNG = np.random.default_rng(3)
 X, W = RNG.standard_normal((3, 4)), RNG.standard_normal((4, 5))
@@ -104,10 +106,103 @@ def test_gradients_of_slices() -> None:
     assert len(g.traces) == 1
 
 
+@rlx.register
+class Flipped(rlx.Op):
+    """x backwards along its last axis, by an op that nothing else is known about."""
+
+    def infer(self, x: Any) -> Any:
+        return x
+
+    def reference(self, x: Any) -> Any:
+        return x[..., ::-1].copy()
+
+
 def test_what_has_no_rule_is_a_loop_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """Branches and determinants, slice by slice."""
-    x = RNG.standard_normal((5, 3, 3))
+    """Slice by slice."""
+    x = RNG.standard_normal((5, 3))
     with caplog.at_level(logging.WARNING, "rlx"):
-        made = rlx.vmap(lambda m: rlx.cond(m[0, 0] > 0, lambda: rlx.det(m), lambda: np.sum(m)))(x)
+        made = rlx.vmap(lambda m: apply(Flipped(), m) * m)(x)
+    assert "flipped" in caplog.text
     assert "has no batch rule" in caplog.text
-    assert np.allclose(made, [np.linalg.det(m) if m[0, 0] > 0 else m.sum() for m in x])
+    assert np.allclose(made, x[:, ::-1] * x)
+
+
+SQUARE = RNG.standard_normal((3, 3))
+
+
+def total(x: Any) -> Any:
+    return rlx.reduce_sum(x, keepdims=False)
+
+
+def inner_scan(x: Any) -> Any:
+    def step(c: Any, r: Any) -> Any:
+        chosen = rlx.cond(r[0] + c[0] > 0, lambda: c * r, lambda: c - r)
+        return chosen, rlx.scan(lambda d, q: (d * q, d), r[1], c)[1]
+
+    return rlx.scan(step, x, SQUARE)
+
+
+def checkpointed(x: Any) -> Any:
+    step = rlx.checkpoint(lambda c: np.tanh(c @ SQUARE))
+    return total(rlx.scan(lambda c, r: (step(c) * r, c), x, SQUARE)[0])
+
+
+CONTROL: dict[str, Any] = {
+    "scan": lambda x: rlx.scan(lambda c, r: (np.sin(c @ SQUARE) * r + x, c * r), x * 0.5, x),
+    "scan of what is shared": lambda x: rlx.scan(lambda c, r: (c + 1.0, (c * r, total(x))), 0.0, SQUARE),
+    "branches for all": lambda x: rlx.cond(total(SQUARE) > 0, lambda: x * 2, lambda: x * x),
+    "branches for each": lambda x: rlx.cond(x[0] > 0, lambda: (x * 2, SQUARE), lambda: (np.exp(x), SQUARE * x)),
+    "while for each": lambda x: rlx.while_loop(
+        lambda c: total(c[0] * c[0]) < 100, lambda c: (c[0] * 1.5 + 0.1, c[1] + 1), (x, 0)
+    ),
+    "while for all": lambda x: rlx.while_loop(lambda c: c[1] < 4, lambda c: (c[0] * 1.5 + x, c[1] + 1), (SQUARE[0], 0)),
+    "counted": lambda x: rlx.fori_loop(0, 4, lambda i, c: np.tanh(c @ SQUARE) + i, x),
+    "one in another": inner_scan,
+    "gradient": rlx.grad(lambda x: total(rlx.scan(lambda c, r: (np.sin(c) * r + x, c * r), x * 0.5, SQUARE)[1])),
+    "gradient of branches": rlx.grad(lambda x: total(rlx.cond(x[0] > 0, lambda: x**3, lambda: np.exp(x)))),
+    "gradient of a checkpoint": rlx.grad(checkpointed),
+}
+
+
+@pytest.mark.parametrize("name", CONTROL)
+def test_control_flow(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Each slice has what it has by itself, and nothing runs slice by slice."""
+    f, x = CONTROL[name], RNG.standard_normal((5, 3))
+    with caplog.at_level(logging.WARNING, "rlx"):
+        made = [v for _, v in leaves_of(rlx.vmap(f)(x), "")]
+    assert "no batch rule" not in caplog.text
+    run = rlx.jit(f)
+    for i, row in enumerate(x):
+        for found, (_, wanted) in zip(made, leaves_of(run(row), ""), strict=True):
+            np.testing.assert_allclose(found[i], wanted, rtol=1e-12)
+
+
+def test_sums_over_a_named_axis() -> None:
+    """psum and pmean, of trees and numbers, of axes within axes, in loops, and shared results."""
+    assert np.allclose(rlx.vmap(lambda x: x - rlx.pmean(x, "i"), axis_name="i")(X), X - X.mean(0))
+    sums, own = rlx.vmap(
+        lambda x: (rlx.psum({"x": x}, "i"), x * rlx.psum(1.0, "i")), out_axes=(None, 0), axis_name="i"
+    )(X)
+    assert np.allclose(sums["x"], X.sum(0))
+    assert np.allclose(own, 3 * X)
+    inner = rlx.vmap(lambda e: e / rlx.psum(rlx.psum(e * e, "c"), "r"), axis_name="c")
+    assert np.allclose(rlx.vmap(inner, axis_name="r")(X), X / np.sum(X * X))
+    looped = rlx.vmap(lambda x: rlx.scan(lambda c, r: (c + rlx.psum(r, "i"), None), 0.0, x)[0], axis_name="i")(X)
+    assert np.allclose(looped, np.sum(X))
+    complex_ones = rlx.vmap(lambda x: np.imag(rlx.psum(x * 1j, "i")), axis_name="i")(X)
+    assert np.allclose(complex_ones, np.broadcast_to(X.sum(0), X.shape))
+    with pytest.raises(NameNotFound, match="psum: no vmap around has axis_name='j'; there is 'i'"):
+        rlx.vmap(lambda x: rlx.psum(x, "j"), axis_name="i")(X)
+    with pytest.raises(NameNotFound, match="there is none"):
+        rlx.jit(lambda x: rlx.pmean(x, "j"))(X)
+
+
+def test_gradients_of_sums_over_a_named_axis() -> None:
+    """From outside by differences; from within each slice's argument counts in the results of all."""
+
+    def f(x: Any) -> Any:
+        return total(rlx.vmap(lambda r: total(r * rlx.pmean(r * r, "i")) ** 2, axis_name="i")(x))
+
+    np.testing.assert_allclose(rlx.grad(f)(X), differences(f, X), rtol=1e-6, atol=1e-7)
+    within = rlx.vmap(rlx.grad(lambda r: total(rlx.psum(r * r, "i"))), axis_name="i")(X)
+    assert np.allclose(within, 2 * X * len(X))

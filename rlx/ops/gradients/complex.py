@@ -5,7 +5,7 @@ Arithmetic on them is that of their parts already. The cotangent of a + ib is th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlx.ir.graph import TensorType, Value
@@ -13,7 +13,7 @@ from rlx.ops.base import Op, apply
 from rlx.ops.complex import FromPairs, ImaginaryPart, MakeComplex, Pairs, RealPart, part_of
 from rlx.ops.gradients.attach import linear, reshaped, zeros
 
-__all__ = ["PARTS", "is_complex", "joined", "part", "part_types"]
+__all__ = ["PARTS", "is_complex", "joined", "of_parts", "part", "part_types"]
 
 PARTS: tuple[Op, Op] = (RealPart(), ImaginaryPart())
 
@@ -36,6 +36,11 @@ def is_complex(value: Value | None) -> bool:
 def part(of: Op, values: Sequence[Value | None]) -> list[Value | None]:
     """The values, with those of complex numbers replaced by one part of them."""
     return [apply(of, v) if v is not None and is_complex(v) else v for v in values]
+
+
+def of_parts(function: Callable[[Value], Value], x: Value) -> Value:
+    """The function of x, or of both parts of complex numbers."""
+    return apply(MakeComplex(), *(function(apply(p, x)) for p in PARTS)) if is_complex(x) else function(x)
 
 
 def part_types(values: Sequence[Value], flags: Sequence[bool]) -> list[Value]:

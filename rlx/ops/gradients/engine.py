@@ -6,7 +6,7 @@ of its own (`Group`: `custom_vjp`, `checkpoint`), which then counts as one node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -88,12 +88,14 @@ def units(nodes: Sequence[Node], but: Group | None = None) -> list[Unit]:
     return made
 
 
-def taken_out(graph: Graph, start: int, roots: Iterable[Value]) -> list[Node]:
-    """Takes the nodes from `start` on that depend on the roots out of the graph, and gives them."""
+def taken_out(
+    graph: Graph, start: int, roots: Iterable[Value], also: Callable[[Node], bool] = lambda node: False
+) -> list[Node]:
+    """Takes the nodes from `start` on that depend on the roots, or on nodes that are `also` meant, out of the graph."""
     dependent, values = [], set(roots)
     kept = graph.nodes[:start]
     for node in graph.nodes[start:]:
-        if any(v in values for v in node.inputs):
+        if any(v in values for v in node.inputs) or also(node):
             values.update(node.outputs)
             dependent.append(node)
         else:
@@ -102,24 +104,36 @@ def taken_out(graph: Graph, start: int, roots: Iterable[Value]) -> list[Node]:
     return dependent
 
 
-def replay(nodes: Sequence[Node], values: dict[Value, Value], but: Group | None = None) -> None:
+def replay(
+    nodes: Sequence[Node],
+    values: dict[Value, Value],
+    but: Group | None = None,
+    kept: Mapping[Value, Value] | None = None,
+) -> list[Node]:
     """Adds copies of the nodes to the open frame, over what `values` says of their inputs; it learns their outputs.
 
-    Groups among them are copied too, but one.
+    Groups among them are copied too, but one. Nodes whose outputs are `kept` are not added: their copies, in the list
+    that this gives, have the values that are kept.
     """
-    frame, copies = open_frame(), {}
+    frame, kept = open_frame(), kept or {}
+    copies: dict[int, Node] = {}
     for node in nodes:
         inputs = [frame.own(values.get(v, v)) for v in node.inputs]
-        made = frame.graph.add(node.op, *inputs, provenance=node.provenance, regions=node.regions)
-        copies[id(node)] = frame.graph.nodes[-1]
-        values.update(zip(node.outputs, made, strict=True))
+        if all(v in kept for v in node.outputs):
+            there = tuple(frame.own(kept[v]) for v in node.outputs)
+            copies[id(node)] = Node(node.op, tuple(inputs), there, node.provenance, node.regions)
+        else:
+            frame.graph.add(node.op, *inputs, provenance=node.provenance, regions=node.regions)
+            copies[id(node)] = frame.graph.nodes[-1]
+        values.update(zip(node.outputs, copies[id(node)].outputs, strict=True))
     for group in GROUPS.get(nodes[0].outputs[0].graph, []) if nodes else []:
         if group is not but and group.nodes and all(id(node) in copies for node in group.nodes):
-            inputs = [values.get(v, v) for v in group.inputs]
+            taken = tuple(values.get(v, v) for v in group.inputs)
             outputs = tuple(values[v] for v in group.outputs)
-            again = Group([copies[id(n)] for n in group.nodes], tuple(inputs), outputs, group.name)
+            again = Group([copies[id(n)] for n in group.nodes], taken, outputs, group.name)
             again.vjp, again.jvp = group.vjp, group.jvp
             GROUPS.setdefault(frame.graph, []).append(again)
+    return list(copies.values())
 
 
 # ---- which nodes have rules

@@ -17,11 +17,11 @@ def _dequantize(op: Dequantize, data: Value, scale: Value, zero: Value | None = 
     f32 = DTYPES["f32"]
     value = cast(data, f32)
     if zero is not None:
-        value = value - _spread(op, cast(zero, f32), data)
-    return cast(value * _spread(op, cast(scale, f32), data), op.to)
+        value = value - spread_parameter(op, cast(zero, f32), data)
+    return cast(value * spread_parameter(op, cast(scale, f32), data), op.to)
 
 
-def _spread(op: Dequantize, p: Value, data: Value) -> Value:
+def spread_parameter(op: Dequantize, p: Value, data: Value) -> Value:
     """A parameter so that it broadcasts to the data."""
     if op.axis is None:
         return reshaped(p, ())
