@@ -152,8 +152,9 @@ def _within_budget(program: Program, budget: int, backend: CodeGenerator, option
 
     def arena_of(made: Program) -> int:
         assert extents is not None
-        at: dict[str, Any] = {"alignment": options.alignment, "reuse": options.reuse, "search": options.search}
-        return make_plan(made, extents, verify=False, **at).arena
+        return make_plan(
+            made, extents, alignment=options.alignment, reuse=options.reuse, search=options.search, verify=False
+        ).arena
 
     def seconds_of(kernel: Kernel) -> float:
         work = kernel_work(kernel, extents or {})

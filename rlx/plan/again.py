@@ -97,9 +97,8 @@ def within(
             smallest = arena if smallest is None else min(arena, smallest)
     assert smallest is not None
     raise MemoryDeficit(
-        f"a gradient of {program.name!r} has budget={bytes_text(budget)} ({budget:,} bytes): the smallest arena "
-        f"that is reached by computing values again is {bytes_text(smallest)} ({smallest:,} bytes); give "
-        "that, or a smaller batch",
+        f"a gradient of {program.name!r} has budget={bytes_text(budget)} ({budget:,} bytes): the smallest arena that "
+        f"computing values again reaches is {bytes_text(smallest)} ({smallest:,} bytes); give that, or a smaller batch",
         budget_bytes=budget,
         peak_bytes=smallest,
     )
@@ -271,7 +270,7 @@ class _Line:
         outer = self.outer()
         found: tuple[float, _Choice] | None = None
         for number, freed in makers.items():
-            at = min(outer[r] for b in freed for r in lives.readers[b] if r > peak)
+            at = min((outer[r] for b in freed for r in lives.readers[b] if r > peak), default=0)
             chain = None if at <= peak else self.chain(number, at, lives, sum(self.sizes[b] for b in freed))
             if chain is None:
                 continue

@@ -139,6 +139,15 @@ class MemoryPlan:
         return self.totals.gap
 
     @property
+    def marks(self) -> tuple[str, ...]:
+        """By interval, in a gradient: "kept for backward", "again" of what kernels make that run again, or ""."""
+        from rlx.plan.again import kept_for_backward, made_again
+
+        said = dict.fromkeys(kept_for_backward(self.schedule), "kept for backward")
+        said |= dict.fromkeys(made_again(self.schedule), "again")
+        return tuple(next((said[b] for b in buffers if b in said), "") for buffers in self.held)
+
+    @property
     def in_place(self) -> int:
         """Bytes of the buffers that are written over an operand."""
         return sum(round_up(row.nbytes, self.alignment) for row in self.rows if row.into)
@@ -173,7 +182,9 @@ class MemoryPlan:
         from rlx.plan import render
 
         letters = None if columns is None else render.letters_for(columns)
-        text = render.to_text(self.intervals, self.placement, base_alignment=self.alignment, letters=letters)
+        text = render.to_text(
+            self.intervals, self.placement, base_alignment=self.alignment, letters=letters, marks=self.marks
+        )
         at = ", ".join(f"{name} = {value}" for name, value in self.at.items())
         count = sum(bool(row.into) for row in self.rows)
         return "\n".join(
@@ -209,13 +220,17 @@ class MemoryPlan:
         """The map as a page that shows a buffer's facts under the pointer; it needs no other file."""
         from rlx.plan import page
 
-        return page.to_html(self.intervals, self.placement, base_alignment=self.alignment, steps=self.steps)
+        return page.to_html(
+            self.intervals, self.placement, base_alignment=self.alignment, steps=self.steps, marks=self.marks
+        )
 
     def to_svg(self) -> str:
         """The map as a picture."""
         from rlx.plan import page
 
-        return page.to_svg(self.intervals, self.placement, base_alignment=self.alignment, steps=self.steps)
+        return page.to_svg(
+            self.intervals, self.placement, base_alignment=self.alignment, steps=self.steps, marks=self.marks
+        )
 
     @property
     def steps(self) -> list[str]:
@@ -227,7 +242,12 @@ class MemoryPlan:
         from rlx.plan import page
 
         body = page.map_of(
-            self.intervals, self.placement, base_alignment=self.alignment, steps=self.steps, search=False
+            self.intervals,
+            self.placement,
+            base_alignment=self.alignment,
+            steps=self.steps,
+            search=False,
+            marks=self.marks,
         )
         return html.fragment(body)
 

@@ -158,10 +158,19 @@ class _Work:
     def early(self) -> list[int]:
         """The order with kernels that none waits for, such as copies to outputs, right behind the last they wait for.
 
-        What they copy from can then end. The search does not look that far ahead in a long program.
+        So are those that one of these alone waits for: what packs operands of a weight's gradient. What they read can
+        then end. The search does not look that far ahead in a long program.
         """
-        place = [number if self.after[number] else max(b, default=-1) for number, b in enumerate(self.before)]
-        return sorted(range(len(place)), key=lambda number: (place[number], place[number] != number, number))
+        count = len(self.before)
+        ends = [False] * count  # kernels from which a chain leads to an output and nowhere else
+        for number in reversed(range(count)):
+            after = self.after[number]
+            ends[number] = not after or (len(after) == 1 and ends[after[0]])
+        place = list(range(count))
+        for number in range(count):
+            if ends[number]:
+                place[number] = max((place[n] for n in self.before[number]), default=-1)
+        return sorted(range(count), key=lambda number: (place[number], ends[number], number))
 
     def breaks(self, order: Sequence[int]) -> int:
         """How many kernels of an order do not read what the one before has made."""

@@ -31,10 +31,14 @@ def to_html(
     *,
     base_alignment: int = DEFAULT_ALIGNMENT,
     steps: Sequence[str] = (),
+    marks: Sequence[str] = (),
 ) -> str:
-    """A self-contained page; `steps` names the kernel of each step of the schedule, where known."""
+    """A self-contained page; `steps` names the kernel of each step of the schedule, where known.
+
+    `marks` says more of each interval, see `MemoryPlan.marks`.
+    """
     title = f"Memory map: {show_bytes(placement.height)}"
-    body = map_of(intervals, placement, base_alignment=base_alignment, steps=steps)
+    body = map_of(intervals, placement, base_alignment=base_alignment, steps=steps, marks=marks)
     return html.page("Memory map", f"<h1>{title}</h1><section>{body}</section>")
 
 
@@ -45,6 +49,7 @@ def map_of(
     base_alignment: int = DEFAULT_ALIGNMENT,
     steps: Sequence[str] = (),
     search: bool = True,
+    marks: Sequence[str] = (),
 ) -> str:
     """The map with its explanation, as a part of a page; `search`: with the field that finds buffers."""
     sums = totals(intervals, placement, base_alignment=base_alignment)
@@ -57,7 +62,7 @@ Packed by: {escape(sums.method)}.</p>
 <p class="soft">A box is a buffer: from the step that writes it to the last that reads it, at its addresses. Steps are
 kernels in the order of a run. The dashed red lines are the step at which most bytes are in use, and the lower bound:
 what any plan needs. Below: the bytes in use at each step; the distance to the top is free.</p>
-{field if search else ""}<div class="wide">{_drawing(intervals, placement, base_alignment, steps, sums)}</div>"""
+{field if search else ""}<div class="wide">{_drawing(intervals, placement, base_alignment, steps, sums, marks)}</div>"""
 
 
 def to_svg(
@@ -66,24 +71,31 @@ def to_svg(
     *,
     base_alignment: int = DEFAULT_ALIGNMENT,
     steps: Sequence[str] = (),
+    marks: Sequence[str] = (),
 ) -> str:
     """The drawing alone, as a file."""
     sums = totals(intervals, placement, base_alignment=base_alignment)
-    drawn = _drawing(intervals, placement, base_alignment, steps, sums)
+    drawn = _drawing(intervals, placement, base_alignment, steps, sums, marks)
     return drawn.replace(">", f"><style>{_FILE_STYLE}</style>", 1) + "\n"
 
 
 def _drawing(
-    intervals: Sequence[Interval], placement: Placement, base_alignment: int, steps: Sequence[str], sums: Totals
+    intervals: Sequence[Interval],
+    placement: Placement,
+    base_alignment: int,
+    steps: Sequence[str],
+    sums: Totals,
+    marks: Sequence[str],
 ) -> str:
     first = min((interval.start for interval in intervals), default=0)
     last = max((interval.stop for interval in intervals), default=1)
     scale = _Scale(first, last, max(placement.height, 1))
     tail = common_tail([interval.name for interval in intervals])
+    said = [*marks, *[""] * (len(intervals) - len(marks))]
     placed = [(n, i, o) for n, (i, o) in enumerate(zip(intervals, placement.offsets, strict=True)) if i.size]
     body = [
         *scale.axes(),
-        *(scale.box(n, i, o, _facts(i, o, steps)) for n, i, o in placed),
+        *(scale.box(n, i, o, _facts(i, o, steps, said[n])) for n, i, o in placed),
         *scale.marks(sums.peak_step, sums.lower_bound),
         *(scale.label(i, o, tail) for _, i, o in placed),
         scale.curve(live_bytes(intervals, base_alignment=base_alignment)),
@@ -92,9 +104,10 @@ def _drawing(
     return html.svg(_LEFT + _WIDTH + 10, _HEIGHT + _CURVE + 70, name, body)
 
 
-def _facts(interval: Interval, offset: int, steps: Sequence[str]) -> str:
+def _facts(interval: Interval, offset: int, steps: Sequence[str], mark: str) -> str:
     lines = [
         interval.name,
+        *([mark] if mark else []),
         f"{show_bytes(interval.size)} at {offset:,}",
         f"steps {interval.start} to {interval.stop - 1}",
     ]

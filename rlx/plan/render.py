@@ -57,19 +57,20 @@ def to_text(
     base_alignment: int = DEFAULT_ALIGNMENT,
     rows: int | None = None,
     letters: int | None = NAME_WIDTH,
+    marks: Sequence[str] = (),
 ) -> str:
     """A table with one line a buffer in schedule order (the `rows` largest only, if given), and the totals.
 
-    Names that are longer than `letters` (None: no limit) are shortened.
+    Names that are longer than `letters` (None: no limit) are shortened. `marks` says more of each buffer.
     """
     shown = range(len(intervals))
     if rows is not None:
         shown_largest = sorted(shown, key=lambda i: (-intervals[i].size, i))[:rows]
-        lines = _table(intervals, placement, shown_largest, letters)
+        lines = _table(intervals, placement, shown_largest, letters, marks)
         if len(intervals) > rows:
             lines.append(f"... and {len(intervals) - rows} smaller")
     else:
-        lines = _table(intervals, placement, shown, letters)
+        lines = _table(intervals, placement, shown, letters, marks)
     sums = totals(intervals, placement, base_alignment=base_alignment)
     lines += [
         "",
@@ -82,7 +83,13 @@ def to_text(
     return "\n".join(lines)
 
 
-def _table(intervals: Sequence[Interval], placement: Placement, shown: Sequence[int], letters: int | None) -> list[str]:
+def _table(
+    intervals: Sequence[Interval],
+    placement: Placement,
+    shown: Sequence[int],
+    letters: int | None,
+    marks: Sequence[str],
+) -> list[str]:
     names = [interval.name for interval in intervals]
     names = names if letters is None else short_names(names, letters)
     cells = [("buffer", "live", "offset", "size", "align", "")]
@@ -95,7 +102,7 @@ def _table(intervals: Sequence[Interval], placement: Placement, shown: Sequence[
                 f"{placement.offsets[index]:,}",
                 f"{interval.size:,}",
                 str(interval.alignment),
-                "" if interval.fixed is None else "fixed",
+                ("" if interval.fixed is None else "fixed") or (marks[index] if marks else ""),
             )
         )
     widths = [max(len(row[column]) for row in cells) for column in range(6)]

@@ -53,7 +53,7 @@ def kernel_table(model: CompiledGraph, why: bool) -> str:
     for entry, kernels in (("prepare", program.prepare), ("run", program.run)):
         lines.append(entry)
         for number, kernel in enumerate(kernels):
-            lines.append(f"  {number:<4} {kernel.how:28} {kernel.label}")
+            lines.append(f"  {number:<4} {kernel.how:28} {kernel.label}{' (again)' if kernel.role == 'again' else ''}")
             lines += [f"         {line}" for line in listing.get(kernel, "").splitlines()]
             if kernel.before is not None:
                 lines.append(f"       with {kernel.before.how:21} {kernel.before.label}")
@@ -148,6 +148,7 @@ def summary(model: CompiledGraph) -> str:
             f"kernels  {len(made.program.prepare)} in prepare, {len(made.program.run)} per run: " + _listed(kinds)
         )
         lines.append(f"memory   {model.needs}")
+        lines += gradient_lines(made.program)
     if (exact := model.__dict__.get("_own_exact")) is not None:
         lines += exact.lines()
     if model.joins is not None:
@@ -156,6 +157,21 @@ def summary(model: CompiledGraph) -> str:
     if plan is not None:
         lines.append(f"plan     arena {plan.arena:,} B, lower bound {plan.lower_bound:,} B, saved {plan.saved:,} B")
     return "\n".join(lines)
+
+
+def gradient_lines(program: Program) -> list[str]:
+    """Of a gradient: what its backward pass finds in memory, and what is computed again for it."""
+    from rlx.plan.again import kept_for_backward, made_again
+
+    if not any(kernel.role == "backward" for kernel in program.run):
+        return []
+    extents = {name: symbol.hi for name, symbol in program.dims.items() if symbol.hi is not None}
+    parts = []
+    for buffers, what in ((kept_for_backward, "kept for the backward pass"), (made_again, "computed again")):
+        found = buffers(program.run)
+        size = "open" if len(extents) < len(program.dims) else f"{sum(b.nbytes(extents) for b in found):,} B"
+        parts.append(f"{len(found)} values of {size} {what}")
+    return [f"gradient {', '.join(parts)}"]
 
 
 def _listed(counts: Counter[str]) -> str:

@@ -201,7 +201,7 @@ def _memory(model: CompiledGraph) -> Iterator[str]:
 def _map(model: CompiledGraph) -> Iterator[str]:
     plan = model.plan
     if plan is not None:
-        yield map_of(plan.intervals, plan.placement, base_alignment=plan.alignment, steps=plan.steps)
+        yield map_of(plan.intervals, plan.placement, base_alignment=plan.alignment, steps=plan.steps, marks=plan.marks)
 
 
 def _graph(model: CompiledGraph, found: Rooflines) -> Iterator[str]:
