@@ -13,6 +13,7 @@ from rlx.ir.graph import Array
 from rlx.ir.shape import upper
 from rlx.models.sampling import Row, Sampler
 from rlx.models.sizes import ADAPTER_INPUTS, MOVED, SPARE, WHOLE
+from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.states import State
 
@@ -29,8 +30,23 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
     return next(n for n in range(most) if one[n] != other[n])
 
 
-def _is_moved(state: str) -> bool:
-    return state.split(".", maxsplit=1)[0] == MOVED
+@dataclass(frozen=True)
+class Cache:
+    """The keys or values of a layer; `moved`: only those that its window sees, which `Slots` moves."""
+
+    state: State
+    moved: bool
+
+    @property
+    def rows(self) -> int:
+        """The positions that each sequence has there."""
+        return int(self.state.spec.shape[2])
+
+
+def caches_of(model: CompiledGraph) -> dict[str, Cache]:
+    """The caches by what they hold, k.N or v.N of layer N."""
+    parts = [(*name.partition(".")[::2], state) for name, state in model.states.items()]
+    return {what: Cache(state, role == MOVED) for role, what, state in parts if role in (WHOLE, MOVED)}
 
 
 class Slots:
@@ -50,8 +66,10 @@ class Slots:
         sizes = {spec.name: spec.shape for spec in (*model.inputs, *model.outputs)}
         self.model, self.sampler = model, sampler
         self.count = int(model.states["length"].spec.shape[0])
-        self.capacity = self._rows(WHOLE) or context()
-        self.ring = self._rows(MOVED)  # positions of caches that are moved; 0 where none is
+        self._caches = caches_of(model)
+        self.capacity = next((cache.rows for cache in self._caches.values() if not cache.moved), 0) or context()
+        # positions of caches that are moved; 0 where none is
+        self.ring = next((cache.rows for cache in self._caches.values() if cache.moved), 0)
         self.prefill, self.rows = int(upper(sizes["ids"][1]) or 1), int(upper(sizes["wanted"][0]) or 1)
         self.keep = self.ring - self.prefill
         self.starts = [0] * self.count
@@ -147,21 +165,21 @@ class Slots:
         self.put_rows(target, self.filled[source][:length], self.rows_of(source, length))
 
     def rows_of(self, slot: int, length: int | None = None) -> dict[str, Array]:
-        """What the states hold of the first positions of a slot, by name; of windows, what these see and some more."""
+        """What the caches hold of the first positions of a slot; of windows, what these see and some more."""
         length = len(self.filled[slot]) if length is None else length
         start = self.starts[slot]
         near = slice(max(start, length - self.keep) - start, length - start)
         return {
-            name: state.read_rows((slot, slice(None), near if _is_moved(name) else slice(length)))
-            for name, state in self._caches().items()
+            what: cache.state.read_rows((slot, slice(None), near if cache.moved else slice(length)))
+            for what, cache in self._caches.items()
         }
 
     def row_types(self, length: int, held: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """Shape and type of what `rows_of` gives for so many positions, of which caches of windows have `held`."""
         found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-        for name, state in self._caches().items():
-            shape, dtype = state.stored
-            found[name] = (shape[1], held if _is_moved(name) else length, shape[3]), dtype
+        for what, cache in self._caches.items():
+            shape, dtype = cache.state.stored
+            found[what] = (shape[1], held if cache.moved else length, shape[3]), dtype
         return found
 
     def held(self, slot: int) -> int:
@@ -178,31 +196,24 @@ class Slots:
     def put_rows(self, slot: int, tokens: Sequence[int], rows: Mapping[str, Array]) -> None:
         """Fills the beginning of a slot with what `rows_of` gave."""
         self.cut(slot, 0)
-        for name, state in self._caches().items():
-            state.write_rows((slot, slice(None), slice(rows[name].shape[1])), rows[name])
-            if _is_moved(name):
-                self.starts[slot] = len(tokens) - rows[name].shape[1]
+        for what, cache in self._caches.items():
+            cache.state.write_rows((slot, slice(None), slice(rows[what].shape[1])), rows[what])
+            if cache.moved:
+                self.starts[slot] = len(tokens) - rows[what].shape[1]
         lengths = [len(own) for own in self.filled]
         lengths[slot] = len(tokens)
         self._write_lengths(lengths)
         self.filled[slot] = list(tokens)
-
-    def _caches(self) -> dict[str, State]:
-        return {name: state for name, state in self.model.states.items() if name.split(".")[0] in (WHOLE, MOVED)}
-
-    def _rows(self, role: str) -> int:
-        """Positions that each sequence has in the caches of a role; 0 where there are none."""
-        return next((int(s.spec.shape[2]) for name, s in self._caches().items() if name.split(".")[0] == role), 0)
 
     def _move(self, slot: int) -> None:
         """Moves the last positions of the caches of windows to their beginning."""
         tokens = self.filled[slot]
         drop = len(tokens) - self.starts[slot] - self.keep
         try:
-            for name, state in self._caches().items():
-                if _is_moved(name):
-                    rows = state.read_rows((slot, slice(None), slice(drop, drop + self.keep)))
-                    state.write_rows((slot, slice(None), slice(self.keep)), rows)
+            for cache in self._caches.values():
+                if cache.moved:
+                    rows = cache.state.read_rows((slot, slice(None), slice(drop, drop + self.keep)))
+                    cache.state.write_rows((slot, slice(None), slice(self.keep)), rows)
             self.starts[slot] += drop
             self._write_lengths([len(own) for own in self.filled])
         except BaseException:  # some caches have moved: none of it can be used
