@@ -114,20 +114,6 @@ def _steps(code: BlockCode, *, tall: bool, make: bool) -> Function:
     rows = (0, 1) if tall else (0,)
     panels = ("%p0", "%p1")
 
-    def tiles_of_b(step: str | int, number: str | int) -> None:
-        """Makes those of a step, as those of step `number` of `b`."""
-        for j, p in enumerate(panels):
-            own = f.offset(p, f.mul(step, code.block_bytes))
-            to = f.offset("%b", f.add(f.mul(number, 2 * PANEL), j * PANEL))
-            for line in range(0, code.block_bytes, 64):
-                # not into L1, whose buffers the lines on their way to the tiles need
-                f.prefetch(f.offset(own, AHEAD + line), locality=2)
-            for row in range(LANES):
-                at = f.offset(own, SCALE + row * ROW)
-                places = (at,) if code.apart else (at, f.offset(at, LANES * ROW))
-                x, y = (f.cast("bitcast", n, WORDS) for q in places for n in code.numbers(f, q, LANES))
-                f.store(f.or_(f.lshr(x, 16), y), f.offset(to, 64 * row))
-
     def add(room: str, scales: list[str]) -> None:
         """Adds the sums of a step, times the scales of its columns."""
 
@@ -163,7 +149,7 @@ def _steps(code: BlockCode, *, tall: bool, make: bool) -> Function:
         add(room_of(f.add(step, 1)), scales)
         if make:
             coming = f.add(step, BEFORE)
-            tiles_of_b(f.min(coming, f.sub("%steps", 1)), coming)
+            _tiles_of_b(f, code, f.min(coming, f.sub("%steps", 1)), coming)
         own = room_of(step)
         for r in rows:
             for j in (0, 1):
@@ -171,8 +157,8 @@ def _steps(code: BlockCode, *, tall: bool, make: bool) -> Function:
         return [f.offset(a, TILE_STEP_BYTES), f.offset(b, 2 * PANEL), *scales_of(step)]
 
     if make:
-        tiles_of_b(0, 0)
-        tiles_of_b(f.min(1, f.sub("%steps", 1), "i64"), 1)
+        _tiles_of_b(f, code, 0, 0)
+        _tiles_of_b(f, code, f.min(1, f.sub("%steps", 1), "i64"), 1)
     # there is nothing to add at the first step
     clear(f, f.offset("%room", 4 * PANEL))
     none = [(FLOATS, "zeroinitializer")] * 2
@@ -180,6 +166,21 @@ def _steps(code: BlockCode, *, tall: bool, make: bool) -> Function:
     add(room_of(f.sub("%steps", 1)), scales)
     f.ret()
     return f
+
+
+def _tiles_of_b(f: Function, code: BlockCode, step: str | int, number: str | int) -> None:
+    """Makes the tiles of a step of both panels, as those of step `number` of `b`."""
+    for j, p in enumerate(("%p0", "%p1")):
+        own = f.offset(p, f.mul(step, code.block_bytes))
+        to = f.offset("%b", f.add(f.mul(number, 2 * PANEL), j * PANEL))
+        for line in range(0, code.block_bytes, 64):
+            # not into L1, whose buffers the lines on their way to the tiles need
+            f.prefetch(f.offset(own, AHEAD + line), locality=2)
+        for row in range(LANES):
+            at = f.offset(own, SCALE + row * ROW)
+            places = (at,) if code.apart else (at, f.offset(at, LANES * ROW))
+            x, y = (f.cast("bitcast", n, WORDS) for q in places for n in code.numbers(f, q, LANES))
+            f.store(f.or_(f.lshr(x, 16), y), f.offset(to, 64 * row))
 
 
 def clear(f: Function, square: str) -> None:

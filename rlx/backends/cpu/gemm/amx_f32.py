@@ -296,29 +296,6 @@ def _square(share: int, tall: bool, of_b: PanelFormat) -> Function:
 
     begin_sums(f, places)
 
-    def step(a: str, b: str, make: Callable[[int], None] | None) -> None:
-        def left(part: int) -> None:
-            for r in rows:
-                amx.load(f, 4 + r, f.offset(a, part * TILE_PART + r * PANEL), 64)
-
-        def right(part: int) -> None:
-            for j in (0, 1):
-                amx.load(f, 6 + j, f.offset(b, part * TILE_PART + j * PANEL), 64)
-
-        before = (-1, -1)
-        for number, (pa, pb) in enumerate(products):
-            if pa != before[0]:
-                left(pa)
-            if pb != before[1]:
-                right(pb)
-            before = pa, pb
-            for r in rows:
-                for j in (0, 1):
-                    amx.dot(f, "tdpbf16ps", 2 * r + j, 4 + r, 6 + j)
-            if make:
-                for i in range(share * number // len(products), share * (number + 1) // len(products)):
-                    make(i)
-
     def making(_: str, state: list[str]) -> list[str]:
         a, b, done, *seen = state
         source, target = _pair(f, of_b, done, "%out")
@@ -333,11 +310,11 @@ def _square(share: int, tall: bool, of_b: PanelFormat) -> Function:
                 out = f.offset(target, PANEL * j + 64 * i)
                 seen[j] = _parts(f, x, y, out, seen[j], exact=False, parts=of_b.parts)
 
-        step(a, b, make)
+        _multiply(f, products, rows, a, b, share, make)
         return [f.offset(a, TILE_STEP_BYTES), f.offset(b, TILE_STEP_BYTES), f.add(done, share), *seen]
 
     def plain(_: str, state: list[str]) -> list[str]:
-        step(state[0], state[1], None)
+        _multiply(f, products, rows, state[0], state[1])
         return [f.offset(p, TILE_STEP_BYTES) for p in state]
 
     busy = f.max(f.min(f.div(f.sub("%wanted", "%done"), share), "%steps"), 0)
@@ -350,6 +327,32 @@ def _square(share: int, tall: bool, of_b: PanelFormat) -> Function:
         amx.store(f, t, p, "%line")
     f.ret()
     return f
+
+
+def _multiply(
+    f: Function,
+    products: Sequence[tuple[int, int]],
+    rows: Sequence[int],
+    a: str,
+    b: str,
+    count: int = 0,
+    make: Callable[[int], None] = void,
+) -> None:
+    """The products of a step of a square, between which `make` emits what is numbered from 0 to `count`."""
+    before = (-1, -1)
+    for number, (left, right) in enumerate(products):
+        if left != before[0]:
+            for r in rows:
+                amx.load(f, 4 + r, f.offset(a, left * TILE_PART + r * PANEL), 64)
+        if right != before[1]:
+            for j in (0, 1):
+                amx.load(f, 6 + j, f.offset(b, right * TILE_PART + j * PANEL), 64)
+        before = left, right
+        for r in rows:
+            for j in (0, 1):
+                amx.dot(f, "tdpbf16ps", 2 * r + j, 4 + r, 6 + j)
+        for i in range(count * number // len(products), count * (number + 1) // len(products)):
+            make(i)
 
 
 def _parts(

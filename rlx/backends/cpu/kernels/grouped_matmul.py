@@ -20,7 +20,7 @@ from rlx.backends.cpu.gemm.panels.operands import DEPTH
 from rlx.backends.cpu.gemm.panels.q8 import SPEED
 from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.kernels.frame import Frame
-from rlx.backends.cpu.kernels.grouped_panels import computed_in, fetch_routine, panels_of
+from rlx.backends.cpu.kernels.grouped_panels import computed_in, pack_routine, panels_of
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Typed, vec
 from rlx.backends.cpu.loops.nest import emit_nest
@@ -182,7 +182,7 @@ def _weight(pack: Kernel, table: Buffer, target: Target) -> ExpertWeight:
     if found is not None:
         packs = found.routine(target).symbol
     else:
-        packs = "" if encoding_of(pack.special) is not None else fetch_routine(source.dtype, target).symbol
+        packs = "" if encoding_of(pack.special) is not None else pack_routine(source.dtype, target).symbol
     return ExpertWeight(source.base.name, source, panels, table, op.transposed, packs)
 
 
@@ -310,7 +310,7 @@ def _pack(op: GroupedMatMul, kernel: Kernel, target: Target) -> KernelCode:
     taken = f.min(step, f.sub(frame.size(panels.shape[1]), first, "i64"), "i64")
     left = f.sub(n, column, "i64")
     given = [k, left, rows, across, taken, f.mul(column, across, "i64")]
-    routine = fetch_routine(w.dtype, target) if found is None else found.routine(target)
+    routine = pack_routine(w.dtype, target) if found is None else found.routine(target)
     f.call(frame.word(routine), [source, out, *map(_i, given)])
     return frame.finish(optimize=False)
 
@@ -357,7 +357,7 @@ class _Product:
         self.per = frame.size(numbers.shape[-1]) if shared else "1"  # rows of the result that read one row of x
         encoding = encoding_of(kernel.special)
         self.routine = frame.word(gemm.block_routine(self.tile))
-        routine = fetch_routine(self.dtype, target, encoding) if found is None else found.routine(target)
+        routine = pack_routine(self.dtype, target, encoding) if found is None else found.routine(target)
         self.fetch, self.by_blocks = frame.word(routine), found is not None
         self.stored = "" if encoding is None else frame.size(blocks_bytes(encoding, depth, columns))
         self.by_table = bool(tables)

@@ -1,10 +1,10 @@
 """The panels of experts, and the routines that pack a matrix: as those of any product, or of encoded blocks.
 
 Encoded experts whose blocks lie along the depth stay encoded. A panel has the blocks of 16 columns and takes what the
-encoding takes: as `gemm.panels.block_formats` says, a row of bytes below the other, or as `gemm.panels.q8_codes` has
-them. They are decoded in registers, or two panels at a time to scratch, as in other
-products with such weights. How a row is computed does not depend on the rows of its group: no more of them are decoded
-for than fit into registers.
+encoding takes: a row of bytes below the other (`gemm.panels.block_formats`), or ordered by fields
+(`gemm.panels.q8_codes`). They are decoded in registers, or two panels at a time to scratch, as in other products with
+such weights. How a row is computed does not depend on the rows of its group: no more of them are decoded for than fit
+into registers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlx.backends.cpu.gemm.panels.q8 import Q8Blocks
 from rlx.backends.cpu.gemm.panels.q8_codes import CODES, Field, Q8Code
 from rlx.backends.cpu.gemm.tile import tile_of, transpose
 from rlx.backends.cpu.llvm import convert
-from rlx.backends.cpu.llvm.builder import Function, Module, vec, void, width
+from rlx.backends.cpu.llvm.builder import Function, Module, arguments_of, vec, void, width
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.loops.encoded_elements import Decoder
 from rlx.backends.cpu.schedule.arguments import ArgumentTable, Routine, routines
@@ -31,7 +31,7 @@ from rlx.kernels.program import Buffer
 from rlx.ops.experts import GroupedMatMul
 from rlx.records import dataclass
 
-__all__ = ["ExpertPanels", "computed_in", "fetch_routine", "panels_of"]
+__all__ = ["ExpertPanels", "computed_in", "pack_routine", "panels_of"]
 
 F32, F64, U8 = DTYPES["f32"], DTYPES["f64"], DTYPES["u8"]
 TOGETHER, AHEAD = 8, 8  # panels that are packed together, and rows that are fetched ahead
@@ -43,32 +43,55 @@ def computed_in(dtype: DType) -> DType:
     return F64 if dtype is F64 else F32
 
 
+ARGUMENTS = "ptr b, ptr out, i64 k, i64 n, i64 row, i64 column, i64 count, i64 start"  # of what packs a matrix
+
+
 # ---- matrices of numbers
 
 
 @routines
-def fetch_routine(dtype: DType, target: Target, encoding: Encoding | None = None) -> Routine:
-    """Packs panels of a matrix of any strides: `(ptr matrix, ptr panels, i64 k, i64 n, i64 row stride, i64 column
-    stride, i64 count, i64 start)`; n are the columns from element number `start` on.
+def pack_routine(dtype: DType, target: Target, encoding: Encoding | None = None) -> Routine:
+    """Packs `count` panels of a matrix `b` of any strides, of `row` and `column` elements, to `out`.
 
-    The last axis of an encoded matrix is whole blocks, so vectors of elements are part of one.
+    `n` are the columns from element number `start` on. The last axis of an encoded matrix is whole blocks, so vectors
+    of elements are part of one.
     """
-    wide = computed_in(dtype)
-    tile = tile_of(wide, target)
-    memory, ty, lanes, width = convert.memory_type(dtype), tile.scalar, tile.lanes, tile.width
-    sizes = [("i64", name) for name in ("k", "n", "row", "column", "count", "start")]
-    f = Function(PLACEHOLDER, [("ptr", "b"), ("ptr", "out"), *sizes])
-    decoder = None if encoding is None else Decoder(f, encoding, dtype, "%b", lanes)
+    f = Function(PLACEHOLDER, arguments_of(ARGUMENTS))
+    _Packing(f, dtype, target, encoding).emit()
+    f.ret()
+    return Routine(*name_kernel(Module([f]).text()))
 
-    def read(number: str, w: int) -> str:
-        if decoder is not None:
-            raw = decoder.elements(number, w)
+
+class _Packing:
+    """The code of `pack_routine`."""
+
+    def __init__(self, f: Function, dtype: DType, target: Target, encoding: Encoding | None) -> None:
+        self.f, self.dtype, self.wide = f, dtype, computed_in(dtype)
+        tile = tile_of(self.wide, target)
+        self.memory, self.ty, self.lanes, self.width = convert.memory_type(dtype), tile.scalar, tile.lanes, tile.width
+        self.decoder = None if encoding is None else Decoder(f, encoding, dtype, "%b", tile.lanes)
+        self.area = f.mul("%k", tile.width)  # elements of a panel
+
+    def emit(self) -> None:
+        """All panels: whole ones of rows that lie together side by side, the others one by one."""
+        f = self.f
+        whole = f.select(f.cmp("eq", "%column", 1), f.min(f.div("%n", self.width), "%count"), 0, "i64")
+        f.loop(0, whole, TOGETHER, [], lambda first, _: self.side_by_side(first, f.min(f.add(first, TOGETHER), whole)))
+        f.loop(whole, "%count", 1, [], lambda p, _: self.panel(p))
+
+    def read(self, number: str, w: int) -> str:
+        """`w` elements from one of that number on, in the type of the sums."""
+        f, memory = self.f, self.memory
+        if self.decoder is not None:
+            raw = self.decoder.elements(number, w)
         else:
             address = f.gep("%b", number, memory)
-            raw = convert.from_memory(f, f.load(vec(memory, w) if w > 1 else memory, address), dtype, w)
-        return convert.convert(f, raw, dtype, wide, w)
+            raw = convert.from_memory(f, f.load(vec(memory, w) if w > 1 else memory, address), self.dtype, w)
+        return convert.convert(f, raw, self.dtype, self.wide, w)
 
-    def panel(p: str, _: list[str]) -> None:
+    def panel(self, p: str) -> None:
+        """A panel of any strides: by squares that are turned in registers where columns lie together."""
+        f, ty, lanes, width = self.f, self.ty, self.lanes, self.width
         first = f.mul(p, width)
         source, out = f.add("%start", f.mul(first, "%column")), f.gep("%out", f.mul(first, "%k"), ty)
         left = f.min(f.sub("%n", first), width)
@@ -80,12 +103,12 @@ def fetch_routine(dtype: DType, target: Target, encoding: Encoding | None = None
             return f.gep(out, f.add(f.mul(i, width), j), ty)
 
         def one_by_one(i: str, _: list[str]) -> None:
-            f.loop(0, left, 1, [], lambda j, _: f.store(read(at(i, j), 1), cell(i, j)))
+            f.loop(0, left, 1, [], lambda j, _: f.store(self.read(at(i, j), 1), cell(i, j)))
             f.loop(left, width, 1, [], lambda j, _: f.store(0.0, cell(i, j), ty=ty))
 
         def square(i: str, _: list[str]) -> None:
             for j in range(0, width, lanes):
-                turned = transpose(f, [read(at(i, j + q), lanes) for q in range(lanes)])
+                turned = transpose(f, [self.read(at(i, j + q), lanes) for q in range(lanes)])
                 for q, value in enumerate(turned):
                     f.store(value, cell(f.add(i, q), j))
 
@@ -97,31 +120,24 @@ def fetch_routine(dtype: DType, target: Target, encoding: Encoding | None = None
         across = f.and_(f.cmp("eq", left, width), f.cmp("eq", "%row", 1))
         f.if_(across, squares, lambda: void(f.loop(0, "%k", 1, [], one_by_one)))
 
-    def side_by_side(first: str, _: list[str]) -> None:
+    def side_by_side(self, first: str, stop: str) -> None:
         """Whole panels of a matrix whose rows lie together: a row of several, so that much is read in turn."""
-        stop = f.min(f.add(first, TOGETHER), whole)
+        f, ty, width = self.f, self.ty, self.width
 
         def row(i: str, _: list[str]) -> None:
             source = f.add("%start", f.mul(i, "%row"))
             out = f.gep("%out", f.mul(i, width), ty)
 
             def part(p: str, _: list[str]) -> None:
-                own, to = f.add(source, f.mul(p, width)), f.gep(out, f.mul(p, area), ty)
-                if decoder is None:
-                    f.prefetch(f.gep("%b", f.add(own, f.mul("%row", AHEAD)), memory), locality=0)
-                for j in range(0, width, lanes):
-                    f.store(read(f.add(own, j), lanes), f.gep(to, j, ty))
+                own, to = f.add(source, f.mul(p, width)), f.gep(out, f.mul(p, self.area), ty)
+                if self.decoder is None:
+                    f.prefetch(f.gep("%b", f.add(own, f.mul("%row", AHEAD)), self.memory), locality=0)
+                for j in range(0, width, self.lanes):
+                    f.store(self.read(f.add(own, j), self.lanes), f.gep(to, j, ty))
 
             f.loop(first, stop, 1, [], part)
 
         f.loop(0, "%k", 1, [], row)
-
-    area = f.mul("%k", width)
-    whole = f.select(f.cmp("eq", "%column", 1), f.min(f.div("%n", width), "%count"), 0, "i64")
-    f.loop(0, whole, TOGETHER, [], side_by_side)
-    f.loop(whole, "%count", 1, [], panel)
-    f.ret()
-    return Routine(*name_kernel(Module([f]).text()))
 
 
 # ---- encoded blocks
@@ -155,8 +171,8 @@ class ExpertPanels:
         return experts, ceildiv(columns, WIDTH), depth // self.encoding.block, self.encoding.block_bytes, WIDTH
 
     def routine(self, target: Target) -> Routine:
-        """Makes panels of a matrix [n, k]: as `fetch_routine`, whose arguments it has."""
-        return _routine(self.encoding, self.code, target)
+        """Makes panels of a matrix [n, k]: as `pack_routine`, whose arguments it has."""
+        return _pack_blocks(self.encoding, self.code, target)
 
 
 def panels_of(node: Node, target: Target) -> ExpertPanels | None:
@@ -178,9 +194,8 @@ def panels_of(node: Node, target: Target) -> ExpertPanels | None:
 
 
 @routines
-def _routine(encoding: Encoding, code: Q8Code | None, target: Target) -> Routine:
-    names = ("k", "n", "row", "column", "count", "start")
-    f = Function(PLACEHOLDER, [("ptr", "b"), ("ptr", "out"), *(("i64", name) for name in names)])
+def _pack_blocks(encoding: Encoding, code: Q8Code | None, target: Target) -> Routine:
+    f = Function(PLACEHOLDER, arguments_of(ARGUMENTS))
     size, steps = encoding.block_bytes, encoding.block
     blocks = f.div("%k", steps)
     line = f.mul(blocks, size)  # bytes of a row of the matrix, which is a column of panels

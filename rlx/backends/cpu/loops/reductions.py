@@ -204,18 +204,24 @@ def _reduce_row(emitter: Emitter, e: Reduce, scope: Scope) -> str:
         return _loop(f, e, depth, emitter.size(e.extents[depth]), 1, typed, turn)
 
     *vectors, tail = nest(0, scope, [start] * UNROLL + [sstart])
+    total = _one_of(emitter, e, vectors, w)
+    return total if rest is not None else _combine(emitter, e.kind, total, tail, e.dtype, 1)
+
+
+def _one_of(emitter: Emitter, e: Reduce, vectors: list[str], width: int) -> str:
+    """All lanes of vectors combined, halves with halves: the vectors, then the lanes of the last one."""
+    f = emitter.f
     while len(vectors) > 1:
         half = len(vectors) // 2
         pairs = zip(vectors[:half], vectors[half:], strict=True)
-        vectors = [_combine(emitter, e.kind, a, b, e.dtype, w) for a, b in pairs]
-    lanes = vectors[0]
-    width = w
+        vectors = [_combine(emitter, e.kind, a, b, e.dtype, width) for a, b in pairs]
+    (lanes,) = vectors
     while width > 1:
         width //= 2
         low = f.shuffle(lanes, None, list(range(width))) if width > 1 else f.extract(lanes, 0)
         high = f.shuffle(lanes, None, list(range(width, 2 * width))) if width > 1 else f.extract(lanes, 1)
         lanes = _combine(emitter, e.kind, low, high, e.dtype, width)
-    return lanes if rest is not None else _combine(emitter, e.kind, lanes, tail, e.dtype, 1)
+    return lanes
 
 
 def _reduce_arg(emitter: Emitter, e: Reduce, scope: Scope) -> Value:

@@ -13,7 +13,7 @@ a row of a panel holds follow one another.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rlx.backends.cpu.gemm import amx_blocks, amx_f32
 from rlx.backends.cpu.gemm import kernel as gemm
@@ -23,7 +23,7 @@ from rlx.backends.cpu.gemm.panels.block_formats import BLOCK, ROW, SCALE, BlockC
 from rlx.backends.cpu.gemm.panels.format import AS_SUMS, PanelFormat
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in
 from rlx.backends.cpu.gemm.tile import Tile
-from rlx.backends.cpu.llvm.builder import Function, Module, void
+from rlx.backends.cpu.llvm.builder import Function, Module, Typed, void
 from rlx.backends.cpu.loops.emitter import Emitter, Scope
 from rlx.backends.cpu.schedule.arguments import ArgumentTable, Routine
 from rlx.backends.cpu.schedule.matmul import WIDTH, MatmulSchedule, decoded_steps
@@ -175,25 +175,37 @@ def _in_registers(tile: Tile, code: BlockCode) -> Function:
     """Decodes in registers, for bands of up to `most_rows` rows, as even as can be."""
     f = Function(f"rlx_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
     arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
-    most = most_rows(tile.target)
-    products = {rows: _product(tile, code, rows) for rows in range(1, most + 1)}
+    products = {rows: _product(tile, code, rows) for rows in range(1, most_rows(tile.target) + 1)}
+
+    def given(row: str) -> list[Typed]:
+        a, c = f.gep("%a", f.mul(row, "%lda"), tile.scalar), f.gep("%c", f.mul(row, "%ldc"), tile.scalar)
+        return [{"%a": a, "%c": c}.get(x, x) for x in arguments]
+
+    row_bands(f, products, given)
+    f.ret()
+    return f
+
+
+def row_bands(f: Function, products: Mapping[int, Function], given: Callable[[str], list[Typed]]) -> None:
+    """Emits calls for all of `%rows`, in bands that are as even as can be.
+
+    `products` are the functions by the rows of a band, `given(row)` the arguments of a band from that row on.
+    """
+    most = max(products)
     bands = f.div(f.add("%rows", most - 1), most)
 
     def band(number: str, state: list[str]) -> list[str]:
         (row,) = state
         after = f.div(f.mul("%rows", f.add(number, 1)), bands)
-        a, c = f.gep("%a", f.mul(row, "%lda"), tile.scalar), f.gep("%c", f.mul(row, "%ldc"), tile.scalar)
-        given = {"%a": a, "%c": c}
+        height, arguments = f.sub(after, row), given(row)
 
         def of_rows(rows: int) -> Callable[[], None]:
-            return lambda: void(f.call(products[rows], [given.get(x, x) for x in arguments]))
+            return lambda: void(f.call(products[rows], arguments))
 
-        f.switch(f.sub(after, row), {rows: of_rows(rows) for rows in products})
+        f.switch(height, {rows: of_rows(rows) for rows in products})
         return [after]
 
     f.loop(0, bands, 1, [("i64", 0)], band)
-    f.ret()
-    return f
 
 
 def _decode(tile: Tile, encoding: Encoding) -> Function:

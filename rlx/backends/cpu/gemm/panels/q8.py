@@ -34,7 +34,7 @@ from rlx.backends.cpu.gemm.panels.q8_codes import (
 from rlx.backends.cpu.gemm.panels.q8_rows import ROW_SCALE, SCALED_SUMS, SUMS
 from rlx.backends.cpu.gemm.panels.rounded_rows import RECORD
 from rlx.backends.cpu.gemm.tile import OPERANDS, Tile
-from rlx.backends.cpu.llvm.builder import Function, Module, Operand, constant, vec, void
+from rlx.backends.cpu.llvm.builder import Function, Module, Operand, Typed, constant, vec
 from rlx.backends.cpu.llvm.x86 import add_fours, byte_pair_sums, pair_sums
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.schedule.matmul import MatmulSchedule
@@ -208,23 +208,12 @@ def _bands(f: Function, tile: Tile, products: Mapping[int, Function], column: st
     top, left = f.gep("%c", column, tile.scalar), f.sub("%columns", column)
     # the second of two panels that does not exist is the first one again, of which no column is stored
     stride = "%stride" if panels == 1 else f.select(f.cmp("le", left, COLUMNS), 0, "%stride", "i64")
-    most = max(products)
-    bands = f.div(f.add("%rows", most - 1), most)
 
-    def band(number: str, state: list[str]) -> list[str]:
-        (row,) = state
-        after = f.div(f.mul("%rows", f.add(number, 1)), bands)
-        height = f.sub(after, row)
+    def given(row: str) -> list[Typed]:
         a, c = f.gep("%a", f.mul(row, "%lda"), tile.scalar), f.gep(top, f.mul(row, "%ldc"), tile.scalar)
-        given = [a, "%lda", b, stride, c, "%ldc", left, "%k"]
+        return [a, "%lda", b, stride, c, "%ldc", left, "%k"]
 
-        def of_rows(rows: int) -> Callable[[], None]:
-            return lambda: void(f.call(products[rows], given))
-
-        f.switch(height, {rows: of_rows(rows) for rows in products})
-        return [after]
-
-    f.loop(0, bands, 1, [("i64", 0)], band)
+    blocks.row_bands(f, products, given)
 
 
 def _product(tile: Tile, code: Q8Code, rows: int, panels: int) -> Function:

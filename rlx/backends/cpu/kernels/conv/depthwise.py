@@ -294,28 +294,9 @@ class Body:
         last = f.div(f.max(f.add(f.sub(extent, start), dilation - 1), 0), dilation)
         return first, f.max(f.min(last, self.kernel[axis]), first)
 
-    def long_row(
-        self, p: str, at: str, column_step: str, totals: list[tuple[str, str]], add_taps: Callable[..., None]
-    ) -> list[str]:
-        """Adds the products of a whole row of a window, which begins at `p`, with its weights at `at`, part by part."""
-        f, lanes, width = self.f, self.lanes, self.kernel[1]
-
-        def part(j: str | int, count: int, state: list[str]) -> list[str]:
-            new: list[str | None] = list(state)
-            add_taps(f.gep(p, f.mul(column_step, j), "float"), f.gep(at, f.mul(j, lanes, "i64"), "float"), count, new)
-            return [t for t in new if t is not None]
-
-        rest = width % TAPS_A_TURN if width > MAX_TAPS else width
-        state = [t for _, t in totals]
-        if width > rest:
-            state = f.loop(0, width - rest, TAPS_A_TURN, totals, lambda j, state: part(j, TAPS_A_TURN, state))
-        return part(width - rest, rest, state) if rest else state
-
     def block(self, place: Place, oy: str, ox: str, rows: int, columns: int) -> None:
         """Sums pixels for all channels. 0 rows or columns: one whose window may lie outside the image in part."""
         f, w, lanes = self.f, self.w, self.lanes
-        kernel_h, kernel_w = self.kernel
-        ty = vec("float", lanes)
         y0 = f.sub(f.mul(oy, w.stride_h), w.pad_h)
         x0 = f.sub(f.mul(ox, w.stride_w), w.pad_w)
         line_at = self.lines(place, y0, x0)
@@ -325,89 +306,137 @@ class Body:
             for i in range(max(columns, 1)):
                 at = f.add(number, f.mul(w.out_width, r)) if r else number
                 pixels.append(self.epilogue.row(self.emitter, place.top, f.add(at, i) if i else at))
-        read: dict[int, list[tuple[int, int]]] = {}  # by line of the image: rows of results, and of the window there
-        for r in range(rows):
-            for k in range(kernel_h):
-                read.setdefault(r * self.strides[0] + k * self.dilations[0], []).append((r, k))
-        lines = sorted(read)
-        starts = {y: line_at(y) for y in lines}
-        # three columns to a pointer: pointer, pointer + step, pointer + 2 step are addressing modes
-        step = f.mul(w.x_w, 4)
-        double_step, triple_step = f.mul(step, 2), f.mul(step, 3)
-        k0, k1 = ("0", "0") if rows else self.taps(y0, 0, w.height)
-        j0, j1 = ("0", "0") if columns else self.taps(x0, 1, w.width)
-        column_step = f.mul(w.x_w, self.dilations[1])
-
-        def add_taps(p: str, at: str, count: int, totals: list[str | None]) -> None:
-            """Adds the products of pixels of one row, which begin at `p`, with so many weights of a row at `at`."""
-            loaded: dict[int, str] = {}
-            thirds = [p]
-
-            def column(x: int) -> str:
-                while len(thirds) <= x // 3:
-                    thirds.append(f.offset(thirds[-1], triple_step))
-                return f.offset(thirds[x // 3], (0, step, double_step)[x % 3])
-
-            for j in range(count):
-                weight = f.load(ty, f.gep(at, j * lanes, "float"))
-                for i in range(columns):
-                    x = i * self.strides[1] + j * self.dilations[1]
-                    if x not in loaded:
-                        loaded[x] = f.load(ty, column(x))
-                    old = totals[i]
-                    totals[i] = f.mul(loaded[x], weight) if old is None else f.fma(loaded[x], weight, old)
+        windows = _Windows(self, line_at, y0, x0, rows, columns)
 
         def vectors(c: str, _: list[str]) -> None:
             number = f.div(c, lanes) if lanes > 1 else c
             if lanes > 1:
                 c = f.min(c, f.sub(w.channels, lanes))  # the last vector overlaps the one before it
-            at = f.gep(w.weights, f.mul(number, kernel_h * kernel_w * lanes), "float")
-            zero = constant(0.0, ty)
-            totals: list[str]
-            if not columns:  # column by column of the window, whether all of its rows lie inside or not
-
-                def tap(j: str, state: list[str]) -> list[str]:
-                    here, column = f.gep(at, f.mul(j, lanes), "float"), f.mul(j, column_step)
-
-                    def product(line: str, weight: str, total: str) -> str:
-                        value = f.load(ty, f.gep(f.gep(line, c, "float"), column, "float"))
-                        return f.fma(value, f.load(ty, weight), total)
-
-                    if rows:
-                        new = list(state)
-                        for y in lines:
-                            for r, k in read[y]:
-                                new[r] = product(starts[y], f.gep(here, k * kernel_w * lanes, "float"), new[r])
-                        return new
-
-                    def some_line(k: str, inner: list[str]) -> list[str]:
-                        line = line_at(f.mul(k, self.dilations[0]))
-                        return [product(line, f.gep(here, f.mul(k, kernel_w * lanes), "float"), inner[0])]
-
-                    return list(f.loop(k0, k1, 1, [(ty, state[0])], some_line))
-
-                totals = list(f.loop(j0, j1, 1, [(ty, zero)] * max(rows, 1), tap))
-            elif rows:
-                sums: list[list[str | None]] = [[None] * columns for _ in range(rows)]
-                for y in lines:
-                    p = f.gep(starts[y], c, "float")
-                    for r, k in read[y]:
-                        add_taps(p, f.gep(at, k * kernel_w * lanes, "float"), kernel_w, sums[r])
-                totals = [t for line in sums for t in line if t is not None]
-            else:
-
-                def some_line(k: str, state: list[str]) -> list[str]:
-                    p = f.gep(line_at(f.mul(k, self.dilations[0])), c, "float")
-                    here = f.gep(at, f.mul(k, kernel_w * lanes), "float")
-                    return self.long_row(p, here, column_step, [(ty, t) for t in state], add_taps)
-
-                totals = f.loop(k0, k1, 1, [(ty, zero)] * columns, some_line)
+            at = f.gep(w.weights, f.mul(number, self.kernel[0] * self.kernel[1] * lanes), "float")
+            totals = windows.sums(c, at)
             shared = place.top.inner({self.epilogue.column: c}, lanes, self.epilogue.column if lanes > 1 else None)
             self.emitter.hoist(self.epilogue.expr, frozenset(self.epilogue.rows), shared)
             for pixel, total in zip(pixels, totals, strict=True):
                 self.epilogue.put(self.emitter, pixel, c, total, lanes, shared)
 
         f.loop(place.c0, place.c1, lanes, [], vectors)
+
+
+class _Windows:
+    """The windows of `rows` x `columns` pixels of results; 0: of one, which may lie outside the image in part.
+
+    The first one begins at pixel (y0, x0) of the image; `line_at(n)` is where that column is n rows below.
+    """
+
+    def __init__(
+        self, body: Body, line_at: Callable[[str | int], str], y0: str, x0: str, rows: int, columns: int
+    ) -> None:
+        f, w = body.f, body.w
+        self.body, self.f, self.line_at, self.rows, self.columns = body, f, line_at, rows, columns
+        self.kernel, self.lanes, self.ty = body.kernel, body.lanes, vec("float", body.lanes)
+        read: dict[int, list[tuple[int, int]]] = {}
+        for r in range(rows):
+            for k in range(self.kernel[0]):
+                read.setdefault(r * body.strides[0] + k * body.dilations[0], []).append((r, k))
+        # by line of the image, in order: rows of results, and of the window there
+        self.read = {y: read[y] for y in sorted(read)}
+        self.starts = {y: line_at(y) for y in self.read}
+        # three columns to a pointer: pointer, pointer + step, pointer + 2 step are addressing modes
+        self.step = f.mul(w.x_w, 4)
+        self.double_step, self.triple_step = f.mul(self.step, 2), f.mul(self.step, 3)
+        self.k0, self.k1 = ("0", "0") if rows else body.taps(y0, 0, w.height)
+        self.j0, self.j1 = ("0", "0") if columns else body.taps(x0, 1, w.width)
+        self.column_step = f.mul(w.x_w, body.dilations[1])
+
+    def sums(self, c: str, at: str) -> list[str]:
+        """Their sums, row by row, of a vector of channels from c on, whose weights are at `at`."""
+        if not self.columns:
+            return self.by_columns(c, at)
+        return self.written_out(c, at) if self.rows else self.by_rows(c, at)
+
+    def written_out(self, c: str, at: str) -> list[str]:
+        """Line by line of the image, each element of which is read once."""
+        f = self.f
+        sums: list[list[str | None]] = [[None] * self.columns for _ in range(self.rows)]
+        for y, places in self.read.items():
+            p = f.gep(self.starts[y], c, "float")
+            for r, k in places:
+                weights = f.gep(at, k * self.kernel[1] * self.lanes, "float")
+                self.add_taps(p, weights, self.kernel[1], sums[r])
+        return [t for line in sums for t in line if t is not None]
+
+    def by_rows(self, c: str, at: str) -> list[str]:
+        """Row by row of the windows, of which some may lie outside the image."""
+        f = self.f
+
+        def some_line(k: str, state: list[str]) -> list[str]:
+            p = f.gep(self.line_at(f.mul(k, self.body.dilations[0])), c, "float")
+            here = f.gep(at, f.mul(k, self.kernel[1] * self.lanes), "float")
+            return self.long_row(p, here, [(self.ty, t) for t in state])
+
+        return f.loop(self.k0, self.k1, 1, [(self.ty, constant(0.0, self.ty))] * self.columns, some_line)
+
+    def by_columns(self, c: str, at: str) -> list[str]:
+        """Column by column of the window, whether all of its rows lie inside or not."""
+        f, kernel_w, lanes, ty = self.f, self.kernel[1], self.lanes, self.ty
+
+        def tap(j: str, state: list[str]) -> list[str]:
+            here, column = f.gep(at, f.mul(j, lanes), "float"), f.mul(j, self.column_step)
+
+            def product(line: str, weight: str, total: str) -> str:
+                value = f.load(ty, f.gep(f.gep(line, c, "float"), column, "float"))
+                return f.fma(value, f.load(ty, weight), total)
+
+            if self.rows:
+                new = list(state)
+                for y, places in self.read.items():
+                    for r, k in places:
+                        new[r] = product(self.starts[y], f.gep(here, k * kernel_w * lanes, "float"), new[r])
+                return new
+
+            def some_line(k: str, inner: list[str]) -> list[str]:
+                line = self.line_at(f.mul(k, self.body.dilations[0]))
+                return [product(line, f.gep(here, f.mul(k, kernel_w * lanes), "float"), inner[0])]
+
+            return list(f.loop(self.k0, self.k1, 1, [(ty, state[0])], some_line))
+
+        return list(f.loop(self.j0, self.j1, 1, [(ty, constant(0.0, ty))] * max(self.rows, 1), tap))
+
+    def long_row(self, p: str, at: str, totals: list[tuple[str, str]]) -> list[str]:
+        """Adds the products of a whole row of a window, which begins at `p`, with its weights at `at`, part by part."""
+        f, lanes, width = self.f, self.lanes, self.kernel[1]
+
+        def part(j: str | int, count: int, state: list[str]) -> list[str]:
+            new: list[str | None] = list(state)
+            first, weights = f.gep(p, f.mul(self.column_step, j), "float"), f.gep(at, f.mul(j, lanes, "i64"), "float")
+            self.add_taps(first, weights, count, new)
+            return [t for t in new if t is not None]
+
+        rest = width % TAPS_A_TURN if width > MAX_TAPS else width
+        state = [t for _, t in totals]
+        if width > rest:
+            state = f.loop(0, width - rest, TAPS_A_TURN, totals, lambda j, state: part(j, TAPS_A_TURN, state))
+        return part(width - rest, rest, state) if rest else state
+
+    def add_taps(self, p: str, at: str, count: int, totals: list[str | None]) -> None:
+        """Adds the products of pixels of one row, which begin at `p`, with so many weights of a row at `at`."""
+        f, ty, body = self.f, self.ty, self.body
+        loaded: dict[int, str] = {}
+        thirds = [p]
+
+        def column(x: int) -> str:
+            while len(thirds) <= x // 3:
+                thirds.append(f.offset(thirds[-1], self.triple_step))
+            return f.offset(thirds[x // 3], (0, self.step, self.double_step)[x % 3])
+
+        for j in range(count):
+            weight = f.load(ty, f.gep(at, j * self.lanes, "float"))
+            for i in range(self.columns):
+                x = i * body.strides[1] + j * body.dilations[1]
+                if x not in loaded:
+                    loaded[x] = f.load(ty, column(x))
+                old = totals[i]
+                totals[i] = f.mul(loaded[x], weight) if old is None else f.fma(loaded[x], weight, old)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from rlx.backends.cpu.gemm.tile import SCALARS, Tile, tile_of
 from rlx.backends.cpu.kernels.conv import implicit_gemm
 from rlx.backends.cpu.kernels.conv.geometry import ImplicitGemmArguments, conv_epilogue
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few, packed
-from rlx.backends.cpu.llvm.builder import Function, Module, vec, void
+from rlx.backends.cpu.llvm.builder import Function, Module, arguments_of, vec, void
 from rlx.backends.cpu.schedule.arguments import KernelCode, Routine, routines
 from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target
@@ -81,59 +81,77 @@ def _dots(ty: str, tile: Tile, outputs: int) -> Function:
     `(ptr a, ptr offsets, ptr words, ptr b, ptr c, i64 ldc, i64 pixels, i64 columns)`: `offsets` is at the first pixel,
     `b` has the weights of one output after those of the other, as `sums`; elements of `a` and `c` are `ty`.
     """
-    lanes, sums = tile.lanes, tile.scalar
-    source, vector = vec(ty, lanes), tile.vector
-    names = [("ptr", "a"), ("ptr", "offsets"), ("ptr", "words"), ("ptr", "b"), ("ptr", "c"), ("i64", "ldc")]
-    f = Function(
-        f"rlx_dots_{ty}_{sums}x{lanes}_{outputs}", [*names, ("i64", "pixels"), ("i64", "columns")], attrs="nounwind"
-    )
-    w = ImplicitGemmArguments.loaded(f, "pieces", "run", "piece_step", "depth")
-    run = w.run
-    whole = f.and_(run, -lanes)
-    mask_type = "i32" if ty == "float" and sums == "float" else "i64"
-    rest = f.mask_below(f.sub(run, whole), lanes, mask_type)
-    some_rest = f.cmp("lt", whole, run)
+    arguments = "ptr a, ptr offsets, ptr words, ptr b, ptr c, i64 ldc, i64 pixels, i64 columns"
+    name = f"rlx_dots_{ty}_{tile.scalar}x{tile.lanes}_{outputs}"
+    f = Function(name, arguments_of(arguments), attrs="nounwind")
+    _Dots(f, ty, tile, outputs).emit()
+    f.ret()
+    return f
 
-    def widened(x: str) -> str:
-        return x if source == vector else f.cast("fpext", x, vector)
 
-    def window_sums(first: str, count: int) -> list[str]:
+class _Dots:
+    """The code of `_dots`."""
+
+    def __init__(self, f: Function, ty: str, tile: Tile, outputs: int) -> None:
+        self.f, self.ty, self.tile, self.outputs = f, ty, tile, outputs
+        self.w = ImplicitGemmArguments.loaded(f, "pieces", "run", "piece_step", "depth")
+        self.together = min(PIXELS[outputs], tile.lanes) if outputs > 1 else PIXELS[1]  # pixels
+        self.source = vec(ty, tile.lanes)
+        self.whole = f.and_(self.w.run, -tile.lanes)
+        mask_type = "i32" if ty == "float" and tile.scalar == "float" else "i64"
+        self.rest = f.mask_below(f.sub(self.w.run, self.whole), tile.lanes, mask_type)
+        self.some_rest = f.cmp("lt", self.whole, self.w.run)
+
+    def emit(self) -> None:
+        """Pixels in groups, or one by one where there are fewer than one has."""
+        f, together = self.f, self.together
+        f.if_(
+            f.cmp("ge", "%pixels", together),
+            lambda: void(f.loop(0, "%pixels", together, [], lambda i, _: self.group(i))),
+            lambda: void(f.loop(0, "%pixels", 1, [], lambda i, _: self.single(i))),
+        )
+
+    def window_sums(self, first: str, count: int) -> list[str]:
         """The sums of `count` pixels, those of one output after those of the other."""
+        f, ty, w = self.f, self.ty, self.w
         starts = [f.gep("%a", f.load("i64", f.gep("%offsets", f.add(first, i), "i64")), ty) for i in range(count)]
-
-        total = Accumulators(f, tile, outputs, count)
+        total = Accumulators(f, self.tile, self.outputs, count)
 
         def piece(_: str, state: list[str]) -> list[str]:
             lines, b = state[:count], state[count]
+            total.loop(0, self.whole, self.tile.lanes, [], lambda k, _: self.add(total, k, lines, b, f.load))
 
-            def add(k: str, load: Callable[[str, str], str]) -> None:
-                columns = [b, *(f.gep(b, f.mul(w.depth, j), sums) for j in range(1, outputs))]
-                total.add(
-                    lambda i: load(vector, f.gep(columns[i], k, sums)),
-                    lambda j: widened(load(source, f.gep(lines[j], k, ty))),
-                )
+            def left() -> None:
+                self.add(total, self.whole, lines, b, lambda kind, p: f.masked_load(kind, p, self.rest))
 
-            def vectors(k: str, _: list[str]) -> list[str]:
-                add(k, f.load)
-                return []
-
-            total.loop(0, whole, lanes, [], vectors)
-            total.either(some_rest, lambda: add(whole, lambda kind, p: f.masked_load(kind, p, rest)))
-            return [*(f.gep(p, w.piece_step, ty) for p in lines), f.gep(b, run, sums)]
+            total.either(self.some_rest, left)
+            return [*(f.gep(p, w.piece_step, ty) for p in lines), f.gep(b, w.run, self.tile.scalar)]
 
         total.loop(0, w.pieces, 1, [*starts, "%b"], piece)
         return total.values
 
-    together = min(PIXELS[outputs], lanes) if outputs > 1 else PIXELS[1]
+    def add(self, total: Accumulators, k: str, lines: list[str], b: str, load: Callable[[str, str], str]) -> list[str]:
+        """Adds a vector of steps from k on; `load(type, address)` reads elements of windows and weights."""
+        f, ty, sums, vector = self.f, self.ty, self.tile.scalar, self.tile.vector
+        columns = [b, *(f.gep(b, f.mul(self.w.depth, j), sums) for j in range(1, self.outputs))]
 
-    def group(i: str, _: list[str]) -> None:
+        def pixel(j: int) -> str:
+            x = load(self.source, f.gep(lines[j], k, ty))
+            return x if self.source == vector else f.cast("fpext", x, vector)
+
+        total.add(lambda i: load(vector, f.gep(columns[i], k, sums)), pixel)
+        return []
+
+    def group(self, i: str) -> None:
+        """Some pixels, whose sums are added up across lanes together."""
+        f, ty, lanes, together = self.f, self.ty, self.tile.lanes, self.together
         first = f.min(i, f.sub("%pixels", together))  # the last pixels once more, the same sums
-        found = window_sums(first, together)
+        found = self.window_sums(first, together)
         found += [found[-1]] * (-len(found) % lanes)
         totals = [_totals(f, found[n : n + lanes]) for n in range(0, len(found), lanes)]
-        if sums != ty:
-            totals = [f.cast("fptrunc", x, source) for x in totals]
-        for j in range(outputs):
+        if self.tile.scalar != ty:
+            totals = [f.cast("fptrunc", x, self.source) for x in totals]
+        for j in range(self.outputs):
             c = f.gep("%c", f.add(f.mul("%ldc", j), first), ty)
             for n in range(0, together, lanes):
                 at, width = (j * together + n) % lanes, min(together, lanes)
@@ -141,20 +159,14 @@ def _dots(ty: str, tile: Tile, outputs: int) -> Function:
                 piece = part if width == lanes else f.shuffle(part, None, list(range(at, at + width)))
                 f.store(piece, f.gep(c, n, ty))
 
-    def single(i: str, _: list[str]) -> None:
-        for j, x in enumerate(window_sums(i, 1)):
+    def single(self, i: str) -> None:
+        """One pixel."""
+        f, ty = self.f, self.ty
+        for j, x in enumerate(self.window_sums(i, 1)):
             total = f.reduce(x, f.add)
-            if sums != ty:
+            if self.tile.scalar != ty:
                 total = f.cast("fptrunc", total, ty)
             f.store(total, f.gep("%c", f.add(f.mul("%ldc", j), i), ty))
-
-    f.if_(
-        f.cmp("ge", "%pixels", together),
-        lambda: void(f.loop(0, "%pixels", together, [], group)),
-        lambda: void(f.loop(0, "%pixels", 1, [], single)),
-    )
-    f.ret()
-    return f
 
 
 def _totals(f: Function, vectors: list[str]) -> str:
