@@ -32,7 +32,7 @@ ARCHITECTURES = {
 def convert(folder: Path, config: dict[str, Any], shapes: dict[str, Any], to: Path) -> None:
     """A GGUF file of a folder, in f32, without a vocabulary: that is the matter of other tests."""
     import torch
-    from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+    from conversion import ModelBase, ModelType, get_model_architecture, get_model_class  # type: ignore[import-not-found]
     from gguf import LlamaFileType
 
     more = {"architectures": [ARCHITECTURES[config["model_type"]]], "n_ctx": config.get("n_positions")}
