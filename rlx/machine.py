@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from importlib.util import find_spec
 
 __all__ = ["machine_facts"]
@@ -24,10 +25,8 @@ def machine_facts(packages: tuple[str, ...]) -> list[str]:
 
 def _installed(package: str) -> str:
     """Name and version of an installed package, as its record's name has them; "" where it is not there."""
-    from rlx import __version__
-
     if package == "rlx":  # it may lie on the path only
-        return f"rlx-{__version__}"
+        return f"rlx-{sys.modules['rlx'].__version__}"
     try:
         spec = find_spec(package)
     except (ImportError, ValueError):  # what claims to be that package is no such thing
