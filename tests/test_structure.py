@@ -96,6 +96,8 @@ A_BACKEND = {
     "ir", "ops", "kernels", "plan", "backends.base", "backends.states", "backends.granted", "backends.codegen",
     "backends.timing", "backends.memory", "backends.library",
 } | EXCHANGE  # fmt: skip
+# What differentiates is above what it can be asked of: loaded where it is asked for, in a function, and listed here.
+UPWARDS = {("estimate", "rlx.transform.functions"), ("importers", "rlx.transform.functions")}
 BASE_PARTS = {"boundary", "errors", "ir", "disk", "lazy_imports", "records"}  # below `options`
 
 
@@ -134,7 +136,9 @@ def nodes(module: str) -> list[ast.AST]:
 
 
 def rlx_imports(module: str) -> list[tuple[int, str]]:
-    return [(i.line, i.module) for i in imports_of(module) if i.module.split(".")[0] == "rlx"]
+    """The lines and names of what a module imports of rlx, but for `UPWARDS`."""
+    own = [i for i in imports_of(module) if i.module.split(".")[0] == "rlx"]
+    return [(i.line, i.module) for i in own if i.at_start or (part_of(module), i.module) not in UPWARDS]
 
 
 @pytest.mark.parametrize(
@@ -300,7 +304,7 @@ LARGE_FOLDERS = {
     "rlx/ops": 43, "rlx/passes": 22, "rlx/runtime": 33,
 }  # fmt: skip
 LONG_FILES = {
-    "rlx/backends/cpu/llvm/builder.py": 648,
+    "rlx/backends/cpu/llvm/builder.py": 640,
     "rlx/backends/cpu/native/pool_ir.py": 708,
     "rlx/importers/onnx/model.py": 614, "rlx/ir/shape.py": 645,
     "rlx/ops/elementwise.py": 602, "rlx/ops/layout.py": 608, "rlx/testing/cases.py": 619,

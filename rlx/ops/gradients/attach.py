@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Any, TypeVar
 
 from rlx.errors import OptionError
@@ -17,7 +16,6 @@ from rlx.ops.layout import Expand, Full, Reshape, SizeOf
 from rlx.ops.reduction import ReduceSum
 
 __all__ = [
-    "attach_all",
     "cast",
     "decorator",
     "derivative",
@@ -46,11 +44,6 @@ def _attach(name: str, rule: Any, ops: Sequence[type[Op]]) -> None:
         if name in op.__dict__:
             raise OptionError(f"{op.op_name} already has a rule {name!r}")
         setattr(op, name, rule)
-
-
-def attach_all() -> None:
-    """Has all rules attached, also those that trace functions, as of control flow: ops know these by this name only."""
-    import_module("rlx.transform.functions")
 
 
 def decorator(name: str) -> Callable[..., Callable[[F], F]]:

@@ -18,12 +18,11 @@ same calls print scalar and vector code: `vec("float", w)` is `float` for w = 1 
 from __future__ import annotations
 
 import itertools
-import math
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from rlx.backends.cpu.llvm.types import element, is_float, size_of, suffix, vec, width
+from rlx.backends.cpu.llvm.constants import constant
+from rlx.backends.cpu.llvm.types import arguments_of, element, is_float, size_of, suffix, vec, width
 
 __all__ = [
     "Function",
@@ -50,45 +49,8 @@ PREDICATES_INT = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
 PREDICATES_FLOAT = {"lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "eq": "oeq", "ne": "une"}
 
 
-def arguments_of(text: str) -> list[tuple[str, str]]:
-    """Returns the types and names of arguments that are written as in C: "ptr a, i64 step"."""
-    return [(ty, name) for ty, name in (argument.split() for argument in text.split(", "))]
-
-
 def void(_: object) -> None:
     """Drops a value, for callbacks that return none."""
-
-
-def scalar_constant(value: int | float, ty: str) -> str:
-    if ty == "i1":
-        return "true" if value else "false"
-    if not is_float(ty):
-        if isinstance(value, float):
-            raise TypeError(f"constant of type {ty}: expected an int, got {value!r}; pass int(value)")
-        return str(int(value))
-    number = float(value)
-    if ty == "half":
-        return f"0xH{struct.unpack('<H', struct.pack('<e', number))[0]:04X}"
-    if ty == "bfloat":
-        bits = struct.unpack("<I", struct.pack("<f", number))[0]
-        if not math.isnan(number):  # round to nearest even; a nan keeps its top bits
-            bits += 0x7FFF + (bits >> 16 & 1)
-        return f"0xR{bits >> 16:04X}"
-    if ty == "float" and abs(number) != float("inf"):
-        number = struct.unpack("<f", struct.pack("<f", number))[0]
-    return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"  # a float is written as the double equal to it
-
-
-def constant(value: int | float | Sequence[int | float], ty: str) -> str:
-    """Returns the exact text of a constant of type `ty`; one number fills all lanes, a sequence gives one a lane."""
-    scalar, w = element(ty), width(ty)
-    if isinstance(value, int | float):
-        text = scalar_constant(value, scalar)
-        return text if w == 1 else f"splat ({scalar} {text})"
-    if len(value) != w:
-        raise ValueError(f"constant of type {ty}: expected {w} values, got {len(value)}")
-    lanes = ", ".join(f"{scalar} {scalar_constant(v, scalar)}" for v in value)
-    return f"<{lanes}>" if w > 1 else scalar_constant(value[0], scalar)
 
 
 class Function:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-__all__ = ["FLOATS", "element", "is_float", "size_of", "suffix", "vec", "width"]
+__all__ = ["FLOATS", "arguments_of", "element", "is_float", "size_of", "suffix", "vec", "width"]
 
 type_pattern = re.compile(r"<(\d+) x (\w+)>")
 
@@ -50,3 +50,8 @@ def suffix(ty: str) -> str:
 @cache
 def is_float(ty: str) -> bool:
     return element(ty) in FLOATS
+
+
+def arguments_of(text: str) -> list[tuple[str, str]]:
+    """Returns the types and names of arguments that are written as in C: "ptr a, i64 step"."""
+    return [(ty, name) for ty, name in (argument.split() for argument in text.split(", "))]

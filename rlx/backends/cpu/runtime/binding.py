@@ -18,11 +18,17 @@ from rlx.errors import ExecutionError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import Dim
 from rlx.kernels.program import Buffer, Kernel
+from rlx.records import dataclass, field
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Binding", "aligned_bytes"]
+    from rlx.backends.cpu.runtime.concurrent_phases import Job
+    from rlx.backends.cpu.runtime.selected_outputs import Selected
+    from rlx.ir.graph import Array
+    from rlx.plan.arena import MemoryPlan
+
+__all__ = ["Binding", "Bound", "aligned_bytes"]
 
 LARGE_PAGE = 2 << 20
 NUMPY_ASKS = 4 << 20  # bytes of arrays from which on NumPy asks the system for large pages
@@ -159,3 +165,23 @@ class Binding(binding.Binding):
         what = ERROR_KINDS.get(status & 255, f"status {status}")
         shown = f" (value {block.value})" if status & 255 in VALUED else ""
         return ExecutionError(f"node {tested_names(kernel) or label}: {what}{shown}")
+
+
+@dataclass(eq=False)
+class Bound:
+    """A binding to the shapes of inputs, with all that the entry needs to run it."""
+
+    binding: Binding
+    plan: MemoryPlan
+    table: NDArray[np.int64]  # the phases
+    jobs: list[Job]  # of phases that run side by side
+    releases: bool  # whether its runs let other Python threads go on
+    patches: list[Patch]
+    arrays: tuple[tuple[Array, ...], ...]  # the outputs, read-only, after a run that leaves the parity even or odd
+    results: tuple[Any, ...]  # what `slots` returns for them
+    feeds: Array | None = None  # the words of the phase that feeds states
+    given: NDArray[np.int64] | None = None  # patches and records of the inputs that each call gives
+    records: NDArray[np.int64] | None = None
+    fresh: bool = True  # it has not run yet
+    selected: dict[tuple[int, ...], Selected] = field(default_factory=dict)  # by the outputs asked for, the latest last
+    direct: Selected | int | None = None  # for runs that write large results where the caller gets them; 0: none can

@@ -14,8 +14,8 @@ from rlx.backends.codegen.binding import Views, as_array, grows, room_for, setta
 from rlx.backends.cpu.native.entry import Entry, InputSpec, Patch, make_entry, patch_table, selected_entry
 from rlx.backends.cpu.native.runner import RunBlock, phase_table
 from rlx.backends.cpu.native.runner_ir import BUSY, HOLDS, INPUT_COUNT, JOB, RELEASE_GIL
-from rlx.backends.cpu.runtime.binding import Binding, aligned_bytes
-from rlx.backends.cpu.runtime.concurrent_phases import Job, jobs
+from rlx.backends.cpu.runtime.binding import Binding, Bound, aligned_bytes
+from rlx.backends.cpu.runtime.concurrent_phases import jobs
 from rlx.backends.cpu.runtime.moe import ExpertCalls
 from rlx.backends.cpu.runtime.results import DIRECT, LARGE, ResultMemory, is_movable
 from rlx.backends.cpu.runtime.shared import Shared, timeline
@@ -28,12 +28,10 @@ from rlx.ir.shape import Dim, Size, evaluate
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.lazy_imports import log
 from rlx.plan.arena import MemoryPlan, Schedule, size_of
-from rlx.records import cached_property, dataclass, field
+from rlx.records import cached_property
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from rlx.backends.cpu.runtime.selected_outputs import Selected, Selection
+    from rlx.backends.cpu.runtime.selected_outputs import Selection
     from rlx.backends.timing import KernelTime
 
 __all__ = ["CpuExecutable"]
@@ -42,26 +40,6 @@ Shapes = tuple[tuple[int, ...], ...]
 
 KEPT_BINDINGS = 128  # a binding is some 20 kB; a model that alternates between this many shapes never binds again
 POISON = 0xFF  # every byte of the arena before a run in debug mode: floats are NaN
-
-
-@dataclass(eq=False)
-class Bound:
-    """A binding to the shapes of inputs, with all that the entry needs to run it."""
-
-    binding: Binding
-    plan: MemoryPlan
-    table: NDArray[np.int64]  # the phases
-    jobs: list[Job]  # of phases that run side by side
-    releases: bool  # whether its runs let other Python threads go on
-    patches: list[Patch]
-    arrays: tuple[tuple[Array, ...], ...]  # the outputs, read-only, after a run that leaves the parity even or odd
-    results: tuple[Any, ...]  # what `slots` returns for them
-    feeds: Array | None = None  # the words of the phase that feeds states
-    given: NDArray[np.int64] | None = None  # patches and records of the inputs that each call gives
-    records: NDArray[np.int64] | None = None
-    fresh: bool = True  # it has not run yet
-    selected: dict[tuple[int, ...], Selected] = field(default_factory=dict)  # by the outputs asked for, the latest last
-    direct: Selected | int | None = None  # for runs that write large results where the caller gets them; 0: none can
 
 
 class CpuExecutable(StateCalls, ExpertCalls):

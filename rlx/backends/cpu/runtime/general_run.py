@@ -17,7 +17,8 @@ from rlx.ir.shape import numel, symbols
 from rlx.kernels.program import Buffer
 
 if TYPE_CHECKING:
-    from rlx.backends.cpu.runtime.executable import Bound, CpuExecutable
+    from rlx.backends.cpu.runtime.binding import Bound
+    from rlx.backends.cpu.runtime.executable import CpuExecutable
 
 __all__ = ["rebound", "run", "run_direct"]
 

@@ -13,7 +13,8 @@ from rlx.backends.timing import KernelTime, ThreadSpan, Timer, kernel_times
 from rlx.ir.graph import Array
 
 if TYPE_CHECKING:
-    from rlx.backends.cpu.runtime.executable import Bound, CpuExecutable
+    from rlx.backends.cpu.runtime.binding import Bound
+    from rlx.backends.cpu.runtime.executable import CpuExecutable
     from rlx.kernels.program import Kernel
 
 __all__ = ["joins", "profile"]

@@ -15,10 +15,10 @@ def _gradient(ctx: NodeContext) -> tuple[Mapped, ...]:
     """
     from rlx.ops.base import apply  # what differentiates is only loaded where it is asked for
     from rlx.ops.elementwise import Identity
-    from rlx.ops.gradients.attach import attach_all, is_smooth, zeros
+    from rlx.ops.gradients.attach import is_smooth, zeros
     from rlx.ops.gradients.engine import pull
+    from rlx.transform import functions as _rules  # noqa: F401
 
-    attach_all()
     xs, names, y = _named(ctx)
     sources, given = [ctx.tensors.value(name) for name in names], [ctx.value(i) for i in range(len(names))]
     for name, source, value in zip(names, sources, given, strict=True):
