@@ -11,6 +11,7 @@ from targets import machine
 from test_gemm import Guarded
 
 import rlx
+from rlx.backends.codegen.arguments import text_of
 from rlx.backends.cpu.gemm.kernel import block_routine
 from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.jit.compile import compile_object
@@ -27,7 +28,7 @@ SIZES = (1, 15, 16, 17, 31, 32, 33, 47, 64, 65, 100, 129)
 @functools.cache
 def routine():
     made = block_routine(tile_of(DTYPES["f32"], machine()))
-    library = load_object(compile_object(made.ir, optimize=False))
+    library = load_object(compile_object(text_of(made), optimize=False))
     return library, ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 11)(library.address(made.symbol))
 
 

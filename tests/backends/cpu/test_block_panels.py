@@ -9,6 +9,7 @@ import pytest
 from targets import machine, pretend
 
 import rlx
+from rlx.backends.codegen.arguments import text_of
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.kernel import gemm_kernel
 from rlx.backends.cpu.gemm.panels import block_formats
@@ -121,7 +122,7 @@ def code(encoding: str, vector_bytes: int) -> tuple[Code, object, int]:
     """The product, and the library and address of its block."""
     tile = tile_of(DTYPES["f32"], machine(vector_bytes=vector_bytes), format=FORMATS[encoding])
     routine = gemm.block_routine(tile)
-    library = load_object(compile_object(routine.ir, optimize=False))
+    library = load_object(compile_object(text_of(routine), optimize=False))
     return load(gemm_kernel(tile), "rlx_gemm"), library, library.address(routine.symbol)
 
 

@@ -7,6 +7,7 @@ import pytest
 from targets import machine
 
 import rlx
+from rlx.backends.codegen.arguments import text_of
 from rlx.backends.cpu.gemm.kernel import block_routine, gemm_kernel
 from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels.plain import pack_b
@@ -28,7 +29,7 @@ def codes(vector_bytes):
     """The packing, the product and the address of its block."""
     tile = tile_of(DTYPES["f32"], machine(vector_bytes=vector_bytes), format=f28.F28_PANELS)
     routine = block_routine(tile)
-    library = load_object(compile_object(routine.ir, optimize=False))
+    library = load_object(compile_object(text_of(routine), optimize=False))
     product = load(gemm_kernel(tile), "rlx_gemm")
     return load(pack_b(tile, then=f28.SHORTENING), "rlx_pack_b"), product, library, library.address(routine.symbol)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from targets import machine
 
+from rlx.backends.codegen.arguments import text_of
 from rlx.backends.cpu.gemm.chunk import ProductArguments
 from rlx.backends.cpu.gemm.kernel import block_routine, gemm_kernel, micro_kernel
 from rlx.backends.cpu.gemm.panels.plain import pack_b
@@ -75,7 +76,7 @@ def packer(dtype, vector_bytes=0):
 def block(dtype, vector_bytes=0):
     """The address of the block routine."""
     routine = block_routine(tile(dtype, vector_bytes))
-    library = load_object(compile_object(routine.ir, optimize=False))
+    library = load_object(compile_object(text_of(routine), optimize=False))
     return library, library.address(routine.symbol)
 
 
