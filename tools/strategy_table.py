@@ -30,9 +30,10 @@ ways (`attention.decode_or_packed`, or two names with a bar between them), and a
 its sizes would: results of open and of fixed sizes have the same bits. What follows a plus sign is a variant;
 `+streaming` is one of attention that stores copies of a cache past the processor's caches.
 
-The lists are `strategies.py` of `kernels/matmul`, `kernels/conv` and `kernels/attention`, and `kernels/registry.py`;
-`select.py` names them all, and `strategy.computed` asks them. (Paths are below `rlx/backends/cpu`.) A strategy's `emit`
-gives a kernel as text of LLVM's IR, of which `jit/compile.py` makes machine code. All strategies with a panel format
+The lists are `kernels/matmul/strategies.py`, `kernels/conv/strategies.py`, `kernels/attention/strategies.py` and
+`kernels/registry.py`; `select.py` names them all, and `strategy.computed` asks them. (Paths are below
+`rlx/backends/cpu`.) A strategy's `emit` gives a kernel as text of LLVM's IR, of which `jit/compile.py` makes machine
+code. All strategies with a panel format
 (`matmul.panels`, `matmul.panels+...`, `matmul.q8+...`) have the kernel of `kernels/matmul/product.py` and the loops of
 `gemm/kernel.py`: their file is that of the format.
 

@@ -278,6 +278,16 @@ def test_assumed_inputs_are_said_and_repeatable() -> None:
     assert "assumed   batch = 1" in rlx("run", MODEL).stdout
 
 
+def test_estimates_assume_sizes_as_plans_do() -> None:
+    """Of dims without a bound; those that --dims bounds keep their bounds."""
+    made, fixed = rlx_json("estimate", MODEL), rlx_json("estimate", MODEL, "--dims", "batch=1")
+    assert made["assumed"] == rlx_json("plan", MODEL)["assumed"] == ["batch = 1"]
+    assert fixed["assumed"] == []
+    assert made["peaks"] == fixed["peaks"]
+    assert rlx("estimate", MODEL).stdout.startswith("assumed   batch = 1\n")
+    assert rlx_json("estimate", MODEL, "--dims", "batch=1:9")["assumed"] == []
+
+
 def test_assumed_sizes_obey_bounds() -> None:
     """A bounded dim gets a size within its bounds, a fixed one its own."""
     assert rlx_json("run", MODEL, "--dims", "batch=5:9")["extents"] == {"batch": 5}

@@ -112,6 +112,7 @@ class Estimate(Output):
     bucket_peaks: dict[str, int]  # peak by tokens of a run
     experts: Experts | None
     notes: list[str]
+    assumed: list[str]  # sizes of dims without a bound
     fits: NotRequired[bool]  # with --budget
     budget: NotRequired[str]
     budget_bytes: NotRequired[int]  # where it does not fit
