@@ -24,6 +24,7 @@ __all__ = [
     "Extents",
     "KernelCode",
     "Link",
+    "Literal",
     "Once",
     "Part",
     "Pointer",
@@ -64,6 +65,13 @@ class Computed:
 
 
 @dataclass(frozen=True)
+class Literal:
+    """Stands, in the words of kernels that are alike, for one of the numbers in which they differ: see `scalars`."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class Scratch:
     """The address of the scratch memory of worker 0, `KernelCode.scratch` bytes or more."""
 
@@ -97,7 +105,7 @@ class Link:
     what: str
 
 
-Argument = Pointer | Computed | Scratch | ScratchStride | Routine | Link | Size
+Argument = Pointer | Computed | Literal | Scratch | ScratchStride | Routine | Link | Size
 
 
 class ArgumentTable:
