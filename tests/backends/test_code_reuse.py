@@ -11,7 +11,7 @@ from targets import machine
 
 import rlx
 from rlx.backends.codegen.arguments import Computed, KernelCode, Literal, Pointer
-from rlx.backends.codegen.reuse import Form
+from rlx.backends.codegen.reuse import Form, Reuse
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.compiler import stages_of
 from rlx.ir.dtype import DTYPES
