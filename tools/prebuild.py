@@ -140,6 +140,54 @@ def convolutions() -> Iterator[Make]:
     yield signal
 
 
+SMALL = {"relu6": AFTER["relu6"], "silu": AFTER["silu"], "hard_swish": AFTER["hard_swish"]}
+BLOCKS = (  # of nets for phones: channels in, between and out, stride, pixels along an axis
+    (16, 96, 24, 2, 112), (24, 144, 24, 1, 56), (24, 144, 32, 2, 56), (32, 192, 32, 1, 28), (32, 192, 64, 2, 28),
+    (64, 384, 64, 1, 14), (64, 384, 96, 1, 14), (96, 576, 160, 2, 14), (160, 960, 160, 1, 7), (160, 960, 320, 1, 7),
+)  # fmt: skip
+PAIRS = ((16, 32, 1, 160), (32, 64, 2, 160), (64, 128, 1, 80), (128, 256, 2, 80), (256, 256, 1, 40), (256, 512, 2, 40))
+
+
+def learned(g: rlx.Graph, x: Value, after: str) -> Value:
+    """An activation, times and plus a number of the layer's own."""
+    return SMALL[after](x) * g.constant(np.float32(0.7)) + g.constant(np.float32(0.1))
+
+
+def widened(g: rlx.Graph, block: tuple[int, ...], kernel: int, after: str) -> None:
+    """Products to more channels, a depthwise convolution, and products to few, with a residual where it fits."""
+    channels, wide, outputs, stride, size = block
+    x = rlx.conv(g.input("x", (1, 8, size, size)), g.param("w0", (channels, 8, 1, 1)), g.param("b0", (channels,)))
+    y = SMALL[after](rlx.conv(x, g.param("w1", (wide, channels, 1, 1)), g.param("b1", (wide,))))
+    y = depthwise(g, y, wide, kernel, stride, lambda y: SMALL[after](y))
+    y = rlx.conv(y, g.param("w3", (outputs, wide, 1, 1)), g.param("b3", (outputs,)))
+    g.output(rlx.conv(y + x if (outputs, stride) == (channels, 1) else y, g.param("w4", (8, outputs, 1, 1))))
+
+
+def separable(g: rlx.Graph, pair: tuple[int, ...], kernel: int, after: str) -> None:
+    """A depthwise convolution and products, with a learned factor and summand after each."""
+    channels, outputs, stride, size = pair
+    x = rlx.conv(g.input("x", (1, 8, size, size)), g.param("w0", (channels, 8, 1, 1)), g.param("b0", (channels,)))
+    y = depthwise(g, learned(g, x, after), channels, kernel, stride, lambda y: learned(g, y, after))
+    y = learned(g, rlx.conv(y, g.param("w3", (outputs, channels, 1, 1)), g.param("b3", (outputs,))), after)
+    g.output(rlx.conv(y, g.param("w4", (8, outputs, 1, 1))))
+
+
+def depthwise(g: rlx.Graph, x: Value, channels: int, kernel: int, stride: int, after: Callable[[Value], Value]) -> Value:
+    """One with a bias, and what comes after it."""
+    w, b = g.param("w2", (channels, 1, kernel, kernel)), g.param("b2", (channels,))
+    return after(rlx.conv(x, w, b, pads=(kernel // 2,) * 4, strides=(stride, stride), groups=channels))
+
+
+def blocks() -> Iterator[Make]:
+    """What nets for phones consist of."""
+    for kernel in (3, 5):
+        for block in BLOCKS:
+            for after in SMALL:
+                yield of(widened, block, kernel, after)
+        for pair in PAIRS:
+            yield of(separable, pair, kernel, "hard_swish")
+
+
 def signal(g: rlx.Graph) -> None:
     """Convolutions of one axis, as over sound."""
     x = g.input("x", (1, 1, 4096))
@@ -248,7 +296,7 @@ def cell(g: rlx.Graph, op: Any, gates: int, direction: str, count: int) -> None:
 
 def graphs() -> Iterator[rlx.Graph]:
     """All graphs."""
-    for family in (products, convolutions, of_bytes, attentions, rows_of, cells):
+    for family in (products, convolutions, blocks, of_bytes, attentions, rows_of, cells):
         for number, make in enumerate(family()):
             graph = rlx.Graph(f"{family.__name__}{number}")
             make(graph)

@@ -20,8 +20,10 @@ __all__ = [
     "Check",
     "Const",
     "Expr",
+    "Given",
     "Load",
     "Reduce",
+    "Scalar",
     "Select",
     "SizeOf",
     "Var",
@@ -143,6 +145,18 @@ class Const(_Hashed):
     @cached_property
     def _key(self) -> tuple[Any, ...]:
         return ("Const", repr(self.value), self.dtype)
+
+
+class Given(Const):
+    """A literal that is data of the graph, and so another one in another place: not one that an op is made of."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scalar(_Hashed):
+    """A number that the code does not know: that of this number among those of its kernel."""
+
+    number: int
+    dtype: DType
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,6 +28,7 @@ from rlx.kernels.expr import (
     Const,
     Expr,
     ExprLike,
+    Given,
     Load,
     Reduce,
     Select,
@@ -88,7 +89,8 @@ class Operand:
         assert len(indices) == self.rank, f"{len(indices)} indices for a tensor of rank {self.rank}"
         at, data = tuple(index(i) for i in indices), self.value.data if self.value.kind == "const" else None
         if data is not None and data.size == 1 and where is None and not any(checks(i) for i in at):
-            return const(data.item(), self.dtype)
+            made = const(data.item(), self.dtype)
+            return Given(made.value, made.dtype)
         return Load(self.value, at, self.dtype, where)
 
     def broadcast(self, *indices: Expr) -> Expr:

@@ -22,6 +22,7 @@ from rlx.backends.cpu.schedule.arguments import (
     Computed,
     KernelCode,
     Link,
+    Literal,
     Pointer,
     Routine,
     Scratch,
@@ -130,6 +131,7 @@ class GuardedRun:
                         return self.addresses[symbol]
                     case Link():
                         raise CompileError("control flow can't be run kernel by kernel: use a compiled graph")
+                assert not isinstance(word, Literal)
                 return evaluate(word, sizes)
 
             words = (ctypes.c_int64 * max(len(code.words), 1))(*(value(w) for w in code.words))

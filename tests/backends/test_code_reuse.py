@@ -10,7 +10,7 @@ import pytest
 from targets import machine
 
 import rlx
-from rlx.backends.codegen.arguments import Computed, KernelCode, Pointer
+from rlx.backends.codegen.arguments import Computed, KernelCode, Literal, Pointer
 from rlx.backends.codegen.reuse import Form, Reuse
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.compiler import stages_of
@@ -48,6 +48,18 @@ def convolutions(g: rlx.Graph, layers: int) -> None:
         h = rlx.relu(rlx.conv(x, g.param(f"w{i}", data=weights(32, 32, 1, 1))))
         h = rlx.relu(rlx.conv(h, g.param(f"d{i}", data=weights(32, 1, 3, 3)), groups=32, pads=(1, 1, 1, 1)))
         x = x + rlx.conv(h, g.param(f"v{i}", data=weights(32, 32, 3, 3)), pads=(1, 1, 1, 1))
+    g.output(x)
+
+
+def scaled(g: rlx.Graph, layers: int) -> None:
+    """Layers with a factor and a summand of their own, as data of the graph."""
+    x = g.input("x", (1, 16, 14, 14))
+    for i in range(layers):
+        a, b = (g.constant(np.full((1,), value, np.float32)) for value in (0.3 + i / 7, i / 9 - 0.6))
+        h = rlx.hard_swish(rlx.conv(x, g.param(f"w{i}", data=weights(16, 16, 1, 1)))) * a + b
+        w = g.param(f"d{i}", data=weights(16, 1, 3, 3))
+        h = rlx.relu(rlx.conv(h, w, groups=16, pads=(1, 1, 1, 1))) * b + a
+        x = rlx.softmax(x + h * a, axis=1) / b
     g.output(x)
 
 
@@ -92,27 +104,68 @@ def facts(codes: list[KernelCode]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("build", [transformer, convolutions, open_sizes])
+@pytest.mark.parametrize("build", [transformer, convolutions, scaled, open_sizes])
 def test_reused_code_is_what_each_kernel_would_have_got(build: Callable[[rlx.Graph, int], None]) -> None:
     """Text, words with their buffers, chunks and scratch, kernel by kernel."""
     backend = CpuBackend(machine(vector_bytes=64))
-    reuse = Reuse(backend.emit_kernel)
+    reuse = backend.reuse()
     kernels = kernels_of(build, 4)
     for kernel in kernels:
         assert facts(reuse(kernel)) == facts(backend.emit_kernel(kernel)), kernel.how
     assert reuse.emitted < len(kernels)
 
 
-@pytest.mark.parametrize("build", [transformer, convolutions, open_sizes])
+@pytest.mark.parametrize("build", [transformer, convolutions, scaled, open_sizes])
 def test_more_layers_have_no_more_code(build: Callable[[rlx.Graph, int], None]) -> None:
     """What is emitted does not grow with the number of equal layers."""
     emitted = []
     for layers in (4, 24):
-        reuse = Reuse(CpuBackend(machine(vector_bytes=64)).emit_kernel)
+        reuse = CpuBackend(machine(vector_bytes=64)).reuse()
         for kernel in kernels_of(build, layers):
             reuse(kernel)
         emitted.append(reuse.emitted)
     assert emitted[0] == emitted[1]
+
+
+def test_numbers_of_the_graph_are_words() -> None:
+    """Kernels that differ in factors and summands have one text each; limits, which instructions know, stay in it."""
+    backend = CpuBackend(machine(vector_bytes=64))
+    texts: dict[str, set[str]] = {}
+    for low, factor in ((0.1, 0.3), (0.1, 0.7), (0.2, 0.7)):
+        graph = rlx.Graph("numbers")
+        x = graph.input("x", (1, 3, 40))
+        number = graph.constant(np.array([factor], np.float32))
+        graph.output(rlx.clip(x * number, lo=low) + 0.5)
+        program = stages_of(graph, backend, rlx.CompileOptions()).program
+        assert program is not None
+        ((code,),) = (backend.emit_kernel(kernel) for kernel in program.run)
+        assert int(np.float32(factor).view(np.uint32)) in code.words
+        assert not any(isinstance(word, Literal) for word in code.words)
+        texts.setdefault(code.ir, set()).add(f"{low}")
+    assert list(map(len, texts.values())) == [1, 1]
+
+
+def test_numbers_that_are_words_give_the_same_bits() -> None:
+    """After a product, in a loop, and of numbers that are not finite or that the code keeps."""
+    x = RNG.standard_normal((1, 16, 9, 9), dtype=np.float32)
+    w = weights(24, 16, 1, 1)
+    plain = rlx.Graph("plain")
+    plain.output(rlx.relu(rlx.conv(plain.input("x", x.shape), plain.param("w", data=w))))
+    sums = rlx.compile(plain, device="cpu").run([x])[0]
+    for factor, summand in ((0.3, -0.7), (1.0, 1e-30), (np.inf, 0.1), (0.5, np.nan), (-1e38, 3e38), (1e-40, 1 / 3)):
+        a, b = np.float32(factor), np.float32(summand)
+        graph = rlx.Graph("scaled")
+        y = rlx.relu(rlx.conv(graph.input("x", x.shape), graph.param("w", data=w)))
+        graph.output(
+            (y * graph.constant(np.array([a])) + graph.constant(np.array([b]))) / graph.constant(np.array([a]))
+        )
+        with np.errstate(all="ignore"):
+            want = (sums * a + b) / a
+        np.testing.assert_array_equal(rlx.compile(graph, device="cpu").run([x])[0], want)
+        nest = rlx.Graph("nest")
+        y = nest.input("y", sums.shape)
+        nest.output((y * nest.constant(np.array([a])) + nest.constant(np.array([b]))) / nest.constant(np.array([a])))
+        np.testing.assert_array_equal(rlx.compile(nest, device="cpu").run([sums])[0], want)
 
 
 @pytest.mark.parametrize("field", [name for name in names_of(Buffer("b", "arena", (2,), F32)) if name != "name"])

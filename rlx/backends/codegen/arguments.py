@@ -26,6 +26,7 @@ __all__ = [
     "Extents",
     "KernelCode",
     "Link",
+    "Literal",
     "Once",
     "Part",
     "Pointer",
@@ -69,6 +70,13 @@ class Computed:
     """A number computed from the extents at bind time."""
 
     fn: Callable[[Extents], int]
+
+
+@dataclass(frozen=True)
+class Literal:
+    """Stands, in the words of kernels that are alike, for one of the numbers in which they differ: see `scalars`."""
+
+    number: int
 
 
 @dataclass(frozen=True)
@@ -154,7 +162,7 @@ class Link:
     what: str
 
 
-Argument = Pointer | Computed | Scratch | ScratchStride | Routine | Link | Size
+Argument = Pointer | Computed | Literal | Scratch | ScratchStride | Routine | Link | Size
 
 
 class ArgumentTable:

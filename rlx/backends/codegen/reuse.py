@@ -1,6 +1,7 @@
 """Code of kernels that are alike is made once: the others take it, with their own buffers.
 
-Alike are kernels that are equal but for the names of their buffers, as those of the layers of a net are. The key of a
+Alike are kernels that are equal but for the names of their buffers, as those of the layers of a net are, and for the
+numbers in their arithmetic (`scalars`). The key of a
 `Form` is equal for such kernels: it has their fields in order, where the n-th buffer that comes up is written as n and
 what it is (shape, type, where it lies), and variables of reductions are numbered in the same way. What buffers hold is
 left out. Code made of one such kernel is that of all, once the n-th buffer of one is put in the place of the n-th of
@@ -14,9 +15,10 @@ from time import thread_time
 from typing import Any
 
 from rlx.backends.codegen.arguments import Argument, KernelCode, Pointer
+from rlx.backends.codegen.scalars import filled
 from rlx.code_times import Emitted, times
 from rlx.ir.shape import Dim
-from rlx.kernels.expr import Const, Var
+from rlx.kernels.expr import Const, Given, Var
 from rlx.kernels.program import Buffer, Kernel
 from rlx.records import names_of, replace
 
@@ -24,6 +26,8 @@ __all__ = ["Form", "Reuse"]
 
 LABELS = frozenset({"name", "nodes", "refused"})  # fields of a kernel that only people read
 SCALARS = frozenset({type(None), bool, int, float, str})
+
+Parts = Callable[[Kernel], tuple[Kernel, tuple[int, ...]]]  # the kernel without the numbers that are words, and these
 
 
 class Form:
@@ -55,7 +59,7 @@ class Form:
         elif kind is Var:
             put(("var", self._vars.setdefault(thing.name, len(self._vars)) if thing.name[0] == "r" else thing.name))
             put(thing.dtype)
-        elif kind is Const:
+        elif kind is Const or kind is Given:
             put(("Const", repr(thing.value), thing.dtype))
         elif kind is not Dim and hasattr(kind, "_record_rows"):
             self._add_fields(thing, names_of(thing))
@@ -82,12 +86,14 @@ class Form:
 class Reuse:
     """The code of kernels, made by `emit` for the first of those that are alike. `emitted` counts these.
 
+    `emit` gets kernels as `parts` leaves them.
+
     What the code of a kernel holds of its buffers is in its pointers; all else of its words are numbers, functions of
     the extents and routines. Nodes that are run as a whole, and control flow, are never taken for alike.
     """
 
-    def __init__(self, emit: Callable[[Kernel], list[KernelCode]]) -> None:
-        self.emit = emit
+    def __init__(self, emit: Callable[[Kernel], list[KernelCode]], parts: Parts = lambda kernel: (kernel, ())) -> None:
+        self.emit, self.parts = emit, parts
         self.emitted = 0
         self.times = times()
         self.known: dict[tuple[Hashable, ...], tuple[Form, list[KernelCode]]] = {}
@@ -95,15 +101,17 @@ class Reuse:
     def __call__(self, kernel: Kernel) -> list[KernelCode]:
         if kernel.special is not None or kernel.mark is not None:
             return self._emit(kernel)
+        kernel, numbers = self.parts(kernel)
         form = Form(kernel)
         if form.key not in self.known:
             self.known[form.key] = form, self._emit(kernel)
-            return self.known[form.key][1]
+            return filled(self.known[form.key][1], numbers)
         if self.times is not None:
             self.times.alike += 1
         first, codes = self.known[form.key]
         moved = dict(zip(first.buffers, form.buffers, strict=True))
-        return [replace(code, words=tuple(_moved(word, moved) for word in code.words)) for code in codes]
+        made = [replace(code, words=tuple(_moved(word, moved) for word in code.words)) for code in codes]
+        return filled(made, numbers)
 
     def _emit(self, kernel: Kernel) -> list[KernelCode]:
         self.emitted += 1

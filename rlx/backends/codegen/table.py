@@ -16,6 +16,7 @@ from rlx.backends.codegen.arguments import (
     Computed,
     KernelCode,
     Link,
+    Literal,
     Pointer,
     Routine,
     Scratch,
@@ -116,6 +117,8 @@ class Table:
                 self.links.append((number, word))
             case int():
                 value = word
+            case Literal():
+                raise AssertionError("a number of the kernel is missing: `filled` puts it in")
             case _:
                 self._sized(number, word, word)
         self.fixed.append(value)

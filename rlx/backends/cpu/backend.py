@@ -12,6 +12,7 @@ from rlx.backends.codegen.arguments import scratch_bytes
 from rlx.backends.codegen.channels_last import Choice, channels_last
 from rlx.backends.codegen.object_cache import ObjectCache
 from rlx.backends.codegen.reuse import Reuse
+from rlx.backends.codegen.scalars import filled, without_scalars
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
@@ -38,7 +39,7 @@ from rlx.backends.cpu.runtime.prepare import BLOCK
 from rlx.backends.cpu.runtime.result_sizes import result_bytes
 from rlx.backends.cpu.schedule.arguments import THREADS, KernelCode, Routine
 from rlx.backends.cpu.select import laid_out
-from rlx.backends.cpu.strategy import Setting
+from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.backends.cpu.target import Target
 from rlx.backends.granted import cpu_count, run_threads
 from rlx.backends.memory import DeviceMemory, host_memory
@@ -206,14 +207,29 @@ class CpuBackend(CodeGenerator):
 
     def emit_kernel(self, kernel: Kernel) -> list[KernelCode]:
         """Native code for one kernel: one function, or one for each store of a loop nest or step of a special."""
+        bare, numbers = self._parts(kernel)
+        return filled(self._emit_bare(bare), numbers)
+
+    def reuse(self) -> Reuse:
+        """What emits kernels of a program, and makes the code of those that are alike once."""
+        return Reuse(self._emit_bare, self._parts)
+
+    def _emit_bare(self, kernel: Kernel) -> list[KernelCode]:
+        """The same of a kernel without the numbers that are words."""
         if kernel.mark is not None:
             return control.emit_mark(kernel.mark)
         return emitted(kernel, self.target)
 
+    def _parts(self, kernel: Kernel) -> tuple[Kernel, tuple[int, ...]]:
+        """The kernel without the numbers that are words, and these."""
+        way = kernel.strategy
+        apart = kernel.special is None if way is None else isinstance(way, CpuStrategy) and way.scalars
+        return without_scalars(kernel) if apart else (kernel, ())
+
     def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:
         made = self.made.setdefault(program, {})  # `emit`, which comes next, need not make it again
         work = self.work.get(program)
-        emit = Reuse(self.emit_kernel)
+        emit = self.reuse()
 
         def codes(kernels: Sequence[Kernel]) -> list[KernelCode]:
             own = [k for k in kernels if k.host is None and k.extents is None]

@@ -32,7 +32,12 @@ class Setting:
 
 
 class CpuStrategy(Strategy, ABC):
-    """One way to compute kernels on the CPU. Its class says in its docstring what it needs and where it comes from."""
+    """One way to compute kernels on the CPU. Its class says in its docstring what it needs and where it comes from.
+
+    `scalars`: its code does not look at the numbers in the arithmetic of stores, so that these can be words.
+    """
+
+    scalars = False
 
     @property
     def summary(self) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, constant, element, size_of, suffix, vec, width
 from rlx.backends.cpu.loops import reductions
-from rlx.backends.cpu.schedule.arguments import ArgumentTable, Pointer
+from rlx.backends.cpu.schedule.arguments import ArgumentTable, Literal, Pointer
 from rlx.ir.casting import cast, ends
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size
@@ -25,6 +25,7 @@ from rlx.kernels.expr import (
     Expr,
     Load,
     Reduce,
+    Scalar,
     Select,
     SizeOf,
     Var,
@@ -128,6 +129,7 @@ class Emitter(Printer[Value, Scope]):
         self.table = table
         self.lanes = lanes  # f32 elements in a vector register
         self.sites: list[str] = []
+        self.numbers: dict[int, str] = {}  # values of `Scalar`s
         self.kept: dict[Reduce, tuple[Expr, Load]] = {}  # part of a body that is stored while the reduction runs
         self.one_load = False  # whether an element is made of one other, as that of a copy
         self.acc: Callable[[Scope], Value] | None = None  # how an epilogue gets the anchor's result
@@ -137,6 +139,16 @@ class Emitter(Printer[Value, Scope]):
     def load_argument(self, argument: Buffer | Size) -> str:
         word = Pointer(argument) if isinstance(argument, Buffer) else argument
         return self.f.in_entry(lambda: self.table.load(self.f, word))
+
+    def number(self, number: int, ty: str) -> str:
+        """The value of a word that has the bits of a float, loaded at the entry."""
+        if number not in self.numbers:
+            start = len(self.f.lines)
+            place = self.f.gep("%words", self.table.slot(Literal(number)), "i64")
+            self.numbers[number] = self.f.load(ty, place, align=8)
+            self.f.slots.extend(self.f.lines[start:])
+            del self.f.lines[start:]
+        return self.numbers[number]
 
     def add(self, a: str, b: str) -> str:
         return self.f.add(a, b, "i64")
@@ -182,6 +194,8 @@ class Emitter(Printer[Value, Scope]):
             case Const(value=v, dtype=dtype):
                 assert not isinstance(v, complex)
                 return convert.literal(v, dtype), 1
+            case Scalar(number=number, dtype=dtype):
+                return self.number(number, convert.llvm_type(dtype)), 1
             case Var():
                 if (e is not scope.vec and e != scope.vec) or scope.width == 1:
                     return scope.vars[e], 1

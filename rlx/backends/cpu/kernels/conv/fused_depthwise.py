@@ -389,5 +389,7 @@ class RingBody(Body):
 class FusedDepthwise(ConvStrategy, Step):
     """A depthwise convolution that makes the image it alone reads, row by row; `join` makes one kernel of both."""
 
+    scalars = True
+
 
 FUSED = FusedDepthwise("conv.fused_depthwise", _emit, packs=False)

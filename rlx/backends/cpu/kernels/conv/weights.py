@@ -97,6 +97,8 @@ class ConvStrategy(CpuStrategy):
 class PackedWeights(ConvStrategy):
     """Sums of products with packed weights."""
 
+    scalars = True
+
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
         buffer, store = self.packed(kernel, setting.target)
         return [Kernel("pack w", (store,), nodes=kernel.nodes), with_weights(kernel, buffer)]

@@ -521,6 +521,8 @@ class Winograd(ConvStrategy):
     Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015; the matrices are those of Toom and Cook.
     """
 
+    scalars = True
+
     @property
     def form(self) -> Form:
         return FORMS[self.name]
