@@ -38,6 +38,7 @@ __all__ = [
     "unread",
 ]
 
+PART = 8 << 20  # bytes that are copied at a time
 OWN_PAGES = 64 << 10  # bytes of an array from which on a copy of it has pages of its own
 
 FileIdentity = tuple[int, int, int, int]  # device, inode, bytes, nanoseconds of the last change
@@ -210,11 +211,19 @@ def to_own_pages(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def copy_to(target: NDArray[Any], source: NDArray[Any]) -> None:
-    """Copies an array to a compact one of its type and shape; NumPy alone takes misaligned elements one by one."""
-    if source.flags.c_contiguous:
-        target.reshape(-1).view(np.uint8)[...] = source.reshape(-1).view(np.uint8)
-    else:
+    """Copies an array to a compact one of its type and shape; NumPy alone takes misaligned elements one by one.
+
+    What has been read of a mapped file is given back part by part: both are never in memory whole.
+    """
+    if not source.flags.c_contiguous:
         target[...] = source
+        return
+    to, of = (array.reshape(-1).view(np.uint8) for array in (target, source))
+    for at in range(0, of.size, PART):
+        part = of[at : at + PART]
+        to[at : at + PART] = part
+        if of.size > PART:
+            give_back([part])
 
 
 def copied(array: NDArray[Any]) -> NDArray[Any]:

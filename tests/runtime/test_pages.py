@@ -17,6 +17,7 @@ from rlx.backends.cpu.jit import resident
 from rlx.backends.cpu.runtime import prepare
 from rlx.backends.cpu.runtime.binding import aligned_bytes
 from rlx.estimate.resident import peak_bytes, resident_bytes
+from rlx.ir import mapped
 from rlx.ir.mapped import copied, give_back, lies_in_file, map_file
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/smaps")
@@ -197,6 +198,23 @@ def test_copies_are_aligned_and_equal(path: str) -> None:
     for array in (weights_in(f"{path}.1", 1)[0], weights_in(f"{path}.1", 1)[0][0], weights_in(f"{path}.1", 1)[0].T):
         assert copied(array).flags.aligned
         assert copied(array).tobytes() == array.tobytes()
+
+
+def test_a_copy_is_not_in_memory_beside_all_of_what_it_is_made_of(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = weights_in(f"{path}.1", 1)[0]
+    held: list[int] = []
+
+    def noted(arrays: list[Array]) -> None:
+        held.append(resident_of(path))
+        give_back(arrays)
+
+    give_back([weight], whole=True)
+    monkeypatch.setattr(mapped, "give_back", noted)
+    made = copied(weight)
+    assert len(held) == 2
+    assert 8 * MIB <= max(held) < 12 * MIB  # the system brings some pages ahead
+    assert resident_of(path) < MIB
+    assert made.tobytes() == weight.tobytes()
 
 
 def test_the_estimate_says_what_is_copied_at_a_time(path: str) -> None:

@@ -73,7 +73,10 @@ class Function:
     ) -> None:
         self.name, self.return_type = name, ret
         self.arg_types = [ty.split()[0] if not ty.startswith("<") else ty for ty, _ in args]
-        self.types: dict[str, str] = {f"%{n}": t for t, (_, n) in zip(self.arg_types, args, strict=True)}
+        self.types: dict[str, str] = {
+            f"%{n}": t for t, (_, n) in zip(self.arg_types, args, strict=True)
+        }  # of arguments
+        self.kinds = [""]  # the type of the n-th name, "" for a label: names alone would take some MB
         self.declares: dict[str, str] = {}
         self.arrays: dict[str, str] = {}
         self.callees: dict[str, Function] = {}
@@ -83,13 +86,13 @@ class Function:
         self.parts: list[list[str]] = []  # the text so far, of some lines each; a loop's has phis once it is made
         self.lines: list[str] = []  # that follow
         self.slots: list[str] = []  # allocas: always in the entry block
-        self.block, self.count = "entry", 0
+        self.block = "entry"
         self.vector_bytes = 0  # of the target's vectors, where it is said: functions may use its instructions
 
     def text(self) -> str:
         """Returns the definition, without the declarations it needs (see `Module`)."""
         # without this LLVM splits 512-bit vectors in two on the CPUs where it prefers 256 bits, and tiles spill
-        wide = any(width(ty) * size_of(ty) > 32 for ty in self.types.values() if ty.startswith("<"))
+        wide = any(width(ty) * size_of(ty) > 32 for ty in {*self.types.values(), *self.kinds} if ty.startswith("<"))
         head = self.head + (' "min-legal-vector-width"="512" "prefer-vector-width"="512" {' if wide else " {")
         lines = itertools.chain([head, "entry:"], self.slots, *self.parts, self.lines, ["}"])
         return "\n".join(lines) + "\n"
@@ -117,16 +120,14 @@ class Function:
 
     def fresh(self, ty: str) -> str:
         """Returns a new SSA name of type `ty` for use with `do`."""
-        self.count += 1
-        name = f"%v{self.count}"
-        self.types[name] = ty
+        name = f"%v{len(self.kinds)}"
+        self.kinds.append(ty)
         return name
 
     def op(self, text: str, ty: str) -> str:
         """Emits `name = text` and returns the name; `ty` is the type of the result."""
-        self.count = number = self.count + 1
-        name = f"%v{number}"
-        self.types[name] = ty
+        name = f"%v{len(self.kinds)}"
+        self.kinds.append(ty)
         self.lines.append(f"  {name} = {text}")
         return name
 
@@ -134,11 +135,17 @@ class Function:
         """Emits an instruction without a result."""
         self.lines.append("  " + text)
 
+    def known_type(self, name: str) -> str:
+        """The type of an SSA name or a pointer to a global, "" where it is not known."""
+        if name[:2] == "%v" and (number := name[2:]).isdecimal() and int(number) < len(self.kinds):
+            return self.kinds[int(number)]
+        return self.types.get(name) or ("ptr" if name == "null" or name[:1] == "@" else "")
+
     def type_of(self, *operands: Operand, default: str = "") -> str:
         """Returns the type of the first operand whose type is known: SSA names, and pointers to globals."""
         for operand in operands:
             if isinstance(operand, str):
-                ty = self.types.get(operand) or ("ptr" if operand == "null" or operand.startswith("@") else "")
+                ty = self.known_type(operand)
                 if ty:
                     return ty
         if not default:
@@ -470,8 +477,8 @@ class Function:
         self.do("ret void" if a is None else f"ret {self.return_type} {self.value(a, self.return_type)}")
 
     def new_label(self, hint: str = "b") -> str:
-        self.count += 1
-        return f"{hint}{self.count}"
+        self.kinds.append("")
+        return f"{hint}{len(self.kinds) - 1}"
 
     def label(self, name: str) -> None:
         """Starts a block; the block before must have ended with br, branch, ret or switch."""
