@@ -22,6 +22,7 @@ from rlx.ir.encoding import encoding_named
 from rlx.ir.graph import Array
 from rlx.ir.shape import Size
 from rlx.ops.encoded import Dequantize
+from rlx.options import CompileOptions
 
 pytestmark = pytest.mark.needs("avx2")
 MACHINES = [
@@ -553,7 +554,11 @@ def test_convolutions_that_tile_registers_make(monkeypatch: pytest.MonkeyPatch) 
         x, w = g.input("x", (1, channels, 9, 9)), g.param("w", (300, channels, k, k))
         g.output(rlx.conv(x, w, strides=(stride, stride)), "y")
         legal = legal_graph(g, cpu(), "bf16")[1]
-        (made,) = (kernel for kernel in lower_graph(legal, cpu(), precision="bf16").run if kernel.anchor is not None)
+        (made,) = (
+            kernel
+            for kernel in lower_graph(legal, cpu(), CompileOptions(precision="bf16")).run
+            if kernel.anchor is not None
+        )
         assert made.strategy is not None
         assert made.strategy.name == f"conv.{name}+bf16_pairs"
         (code,) = cpu().emit_kernel(made)
