@@ -69,7 +69,7 @@ class Nvfp4(Encoding):
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         x = blocks.reshape(-1, 4, 16)
         wanted = np.minimum(np.abs(x).max(axis=2, keepdims=True) / np.float32(6), 448)
-        scale = wanted.astype(DTYPES["f8e4m3fn"].numpy)
+        scale = wanted.astype(DTYPES["f8e4m3"].numpy)
         value = scale.astype(np.float32)
         twice = np.divide(2 * x, value, out=np.zeros_like(x), where=value != 0)
         q = _codes(twice).reshape(-1, 4, 2, 8)

@@ -10,10 +10,10 @@ import pytest
 from targets import cpu, machine, pretend
 
 import rlx
+from rlx.backends.codegen.arguments import Routine, text_of
 from rlx.backends.cpu.gemm.panels.q8_codes import CODES
 from rlx.backends.cpu.kernels.attention import attention, pack_kv, strategies
 from rlx.backends.cpu.kernels.conv import product as product_module
-from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.compiler import legal_graph, lower_graph
 from rlx.errors import DTypeError, OptionError
 from rlx.ir.casting import narrowed
@@ -562,7 +562,7 @@ def test_convolutions_that_tile_registers_make(monkeypatch: pytest.MonkeyPatch) 
         assert made.strategy is not None
         assert made.strategy.name == f"conv.{name}+bf16_pairs"
         (code,) = cpu().emit_kernel(made)
-        routines = "".join(word.ir for word in code.words if isinstance(word, Routine))
+        routines = "".join(text_of(word) for word in code.words if isinstance(word, Routine))
         assert ("tdpbf16ps" in routines) == tiles
 
 
