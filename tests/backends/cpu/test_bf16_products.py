@@ -10,11 +10,10 @@ import pytest
 from targets import cpu, machine, pretend
 
 import rlx
-from rlx.backends.codegen.arguments import text_of
+from rlx.backends.codegen.arguments import Routine, text_of
 from rlx.backends.cpu.gemm.panels.q8_codes import CODES
 from rlx.backends.cpu.kernels.attention import attention, pack_kv, strategies
 from rlx.backends.cpu.kernels.conv import product as product_module
-from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.compiler import legal_graph, lower_graph
 from rlx.errors import DTypeError, OptionError
 from rlx.ir.casting import narrowed
@@ -23,6 +22,7 @@ from rlx.ir.encoding import encoding_named
 from rlx.ir.graph import Array
 from rlx.ir.shape import Size
 from rlx.ops.encoded import Dequantize
+from rlx.options import CompileOptions
 
 pytestmark = pytest.mark.needs("avx2")
 MACHINES = [
@@ -554,7 +554,11 @@ def test_convolutions_that_tile_registers_make(monkeypatch: pytest.MonkeyPatch) 
         x, w = g.input("x", (1, channels, 9, 9)), g.param("w", (300, channels, k, k))
         g.output(rlx.conv(x, w, strides=(stride, stride)), "y")
         legal = legal_graph(g, cpu(), "bf16")[1]
-        (made,) = (kernel for kernel in lower_graph(legal, cpu(), precision="bf16").run if kernel.anchor is not None)
+        (made,) = (
+            kernel
+            for kernel in lower_graph(legal, cpu(), CompileOptions(precision="bf16")).run
+            if kernel.anchor is not None
+        )
         assert made.strategy is not None
         assert made.strategy.name == f"conv.{name}+bf16_pairs"
         (code,) = cpu().emit_kernel(made)
