@@ -154,7 +154,7 @@ def _refuse(missing: Sequence[tuple[Unit, str]]) -> None:
         lines = "".join(f"\n  {unit.label}: {why}" for unit, why in missing)
         nodes = [UnsupportedNode(u.label, u.label if isinstance(u, Group) else u.op.op_name, why) for u, why in missing]
         raise UnsupportedOp(
-            f"{len(missing)} nodes have no gradient:{lines}\nrlx.stop_gradient holds them constant, rlx.custom_vjp "
+            f"{len(missing)} {'nodes have' if len(missing) > 1 else 'node has'} no gradient:{lines}\nrlx.stop_gradient holds them constant, rlx.custom_vjp "
             "gives a function a rule of its own, and an op may have one (`jvp`, see docs/gradients.md)",
             nodes,
         )
