@@ -154,6 +154,14 @@ def test_newton_converges() -> None:
     assert last == "95.6% of the points on their side"
 
 
+def test_springs_are_found_in_little_memory() -> None:
+    """Gradients through 2,000 steps; a scan of scans keeps a twentieth of what one scan does."""
+    *_, found, memory = printed("spring.py").splitlines()
+    assert found == "pull 1.999, friction 0.050"
+    whole, part = map(float, re.findall(r"([\d.]+) MB", memory))
+    assert part < whole / 20
+
+
 def test_a_pipeline_of_scikit_learn() -> None:
     pytest.importorskip("skl2onnx")
     assert "as scikit-learn says: True" in printed("table.py")

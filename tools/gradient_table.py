@@ -14,6 +14,7 @@ from typing import Any
 import rlx.transform.functions  # noqa: F401 - attaches the rules
 from rlx.ops import OPS
 from rlx.ops.gradients.engine import CONTROL
+from rlx.transform.batched_control import BATCHED
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "gradient-rules.md"
@@ -54,7 +55,7 @@ def backward(op: Any) -> str:
 
 def vectorised(op: Any) -> str:
     """How an op is applied to slices."""
-    if op.batch is not None:
+    if op.batch is not None or op in BATCHED:
         return "rule"
     return "written out" if op.formula is not None or op.decompose is not None else "loop"
 

@@ -15,7 +15,7 @@ from rlx.ops.base import Op, apply
 from rlx.ops.gradients.attach import reshaped, size_as, spread, summed_to, zeros
 from rlx.ops.gradients.batching import moved
 from rlx.ops.gradients.complex import of_parts
-from rlx.ops.gradients.engine import GROUPS, Group, open_frame, taken_out, units
+from rlx.ops.gradients.engine import GROUPS, Group, dependent, open_frame, taken_out, units
 from rlx.ops.reduction import ReduceSum
 from rlx.records import dataclass
 from rlx.trace.control import scan, value_of
@@ -45,6 +45,10 @@ class _AxisSum(Op):
     def transpose(self, inputs: Any, cotangents: Any, i: int) -> Any:
         """Each slice's x is in the sum of every slice."""
         return apply(self, cotangents[0])
+
+    def batch(self, inputs: Any, batched: Any) -> Any:
+        """Over slices of another axis."""
+        return apply(self, inputs[0])
 
 
 def _sums(node: Node, name: str | None) -> bool:
@@ -91,8 +95,22 @@ class _Batched:
         self.shared: dict[Value, Value] = {}  # what depends on rows, and is the same for all of them
 
     def taken(self, start: int) -> list[Node]:
-        """Takes the nodes from `start` on that rows or sums over them reach out of the open graph."""
-        return taken_out(open_frame().graph, start, list(self.values), lambda node: _sums(node, self.name))
+        """Takes the nodes from `start` on that rows or sums over them reach out of the open graph.
+
+        Those of functions with a rule of their own are taken all or none.
+        """
+        graph, own = open_frame().graph, set[int]()
+        groups = [{id(node) for node in group.nodes} for group in GROUPS.get(graph, [])]
+
+        def meant(node: Node) -> bool:
+            return id(node) in own or _sums(node, self.name)
+
+        while True:
+            reached = {id(node) for node in dependent(graph.nodes[start:], self.values, meant)}
+            more = set().union(*(nodes for nodes in groups if nodes & reached))
+            if more <= own:
+                return taken_out(graph, start, list(self.values), meant)
+            own |= more
 
     def add(self, nodes: Sequence[Node]) -> None:
         for unit in units(nodes):
@@ -171,12 +189,10 @@ class _Batched:
     def _group(self, group: Group, start: int) -> None:
         """A rule of a function's own counts for its rows as well."""
         graph = open_frame().graph
-        nodes = graph.nodes[start:]
-        if not nodes:
-            return
         inputs = tuple(self.whole(v) for v in group.inputs)
         outputs = tuple(self.result(v) for v in group.outputs)
         self.values.update(zip(group.outputs, outputs, strict=True))
+        nodes = graph.nodes[start:]
         made = Group(nodes, inputs, outputs, group.name)
         flags = [v in self.values for v in group.inputs]
 

@@ -182,7 +182,9 @@ def _scalar(what: str, frame: Frame, result: Any) -> Value:
     if len(leaves) != 1:
         raise ShapeError(f"{what}: the function returns {len(leaves)} arrays: return one scalar, or has_aux=True")
     y = value_of(frame, leaves[0][1], "result")
-    if y.shape != () or not is_real(y):
+    if not is_real(y):
+        raise DTypeError(f"{what}: the function returns {y.type}, and only floats have derivatives: return a float")
+    if y.shape != ():
         raise ShapeError(
             f"{what}: the function returns {y.type}: a gradient is that of one float []; sum it, or use rlx.vjp with a "
             "cotangent of its shape, or rlx.jacrev"

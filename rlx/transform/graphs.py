@@ -64,7 +64,9 @@ def _output(graph: Graph, of: str | None) -> Value:
     found = next((o.value for o in graph.outputs if of in (None, o.name)), None)
     if found is None:
         raise NameNotFound(f"grad: graph {graph.name!r} has no output {of!r}; it has {', '.join(names)}")
-    if any(size != 1 for size in found.shape) or not is_real(found):
+    if not is_real(found):
+        raise DTypeError(f"grad: the output {of or names[0]!r} is {found.type}, and only floats have derivatives")
+    if any(size != 1 for size in found.shape):
         raise ShapeError(
             f"grad: the output {of or names[0]!r} is {found.type}: a gradient is that of one float; add a node that "
             "sums it and make that an output"

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import rlx
+from rlx.backends.reference import run_graph
 from rlx.errors import ModelFormatError, UnsupportedOp
+from rlx.importers.onnx import load
 from rlx.importers.onnx.mapping import TRAINING
 
 A, B = np.float32([1.0, -2.0, 3.0]), np.float32([0.5, 4.0, -1.0])
@@ -97,3 +99,28 @@ def test_integers_and_names_that_are_not_there() -> None:
         rlx.load(model([node(["a"], ["da"], xs=["a"], y="y")], ["da"], whole))
     with pytest.raises(ModelFormatError, match="there is no tensor 'z'"):
         rlx.load(model([node(["a"], ["da"], xs=["a"], y="z")], ["da"]))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("op", ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])
+def test_losses(op: str, weighted: bool, reduction: str) -> None:
+    """By the scores [N, C, d], with weights of classes and a class that is left out, against differences in f64."""
+    rng = np.random.default_rng(3)
+    scores, targets = rng.standard_normal((3, 4, 2)), np.array([[0, 3], [2, 2], [1, 0]])
+    attributes = {"reduction": reduction, "ignore_index": 2}
+    nodes = [
+        helper.make_node(op, ["scores", "targets", *["weights"] * weighted], ["loss"], **attributes),
+        helper.make_node("Sin", ["loss"], ["each"]),
+        helper.make_node("ReduceSum", ["each"], ["total"], keepdims=0),
+    ]
+    inputs = [helper.make_tensor_value_info("scores", TensorProto.DOUBLE, ["n", 4, 2])]
+    stored = [numpy_helper.from_array(targets, "targets"), numpy_helper.from_array(rng.random(4) + 0.5, "weights")]
+    graph = helper.make_graph(nodes, "loss", inputs, [helper.make_tensor_value_info("total", 11, [])], stored)
+    loss = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
+    slope = rlx.compile(rlx.grad(loss, wrt="scores"), device="cpu").run({"scores": scores})[0]
+    for i in np.ndindex(scores.shape):
+        step = np.zeros_like(scores)
+        step[i] = 1e-6
+        ends = [float(run_graph(loss, {"scores": scores + sign * step})["total"]) for sign in (1, -1)]
+        assert abs(slope[i] - (ends[0] - ends[1]) / 2e-6) < 1e-7

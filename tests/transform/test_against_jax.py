@@ -126,7 +126,7 @@ def program_of(seed: int) -> tuple[Program, str]:
     return drawn(rng, int(rng.integers(1, 9))), MODES[seed % len(MODES)]
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("seed", range(36))
 def test_random_programs(seed: int) -> None:
     """A sample; most on the reference, every seventh on the CPU."""
@@ -134,7 +134,7 @@ def test_random_programs(seed: int) -> None:
     compare(program, mode, seed, "cpu" if seed % 7 == 0 else "reference", Counter())
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", sorted(PIECES))
 def test_each_piece(name: str) -> None:
     """Second derivatives of each piece by itself."""

@@ -272,6 +272,12 @@ def test_policies_of_checkpoints() -> None:
 # ---- graphs
 
 
+def with_integers() -> rlx.Graph:
+    g = rlx.Graph("whole")
+    g.output(total(g.input("x", (3,)) * rlx.cast(g.input("i", (3,), "i64"), to="f32")), name="y")
+    return g
+
+
 def test_gradients_of_a_graph() -> None:
     """Inputs and params by name; the graph that it is made of stays as it is."""
     g = rlx.Graph("net")
@@ -291,6 +297,11 @@ def test_gradients_of_a_graph() -> None:
         rlx.grad(g, of="other")
     with pytest.raises(NameNotFound):
         rlx.grad(g, wrt="v")
+    g.output(rlx.cast(x, to="i64"), name="whole")
+    with pytest.raises(DTypeError, match=r"the output 'whole' is i64\[n, 4\], and only floats have derivatives"):
+        rlx.grad(g, of="whole")
+    with pytest.raises(DTypeError, match="only plain floats have a gradient; cast or decode"):
+        rlx.grad(with_integers(), wrt="i")
 
 
 def test_gradient_of_an_imported_graph() -> None:
@@ -337,6 +348,10 @@ def test_errors_say_what_to_do() -> None:
         ShapeError, match=r"the function returns f64\[3, 4\]: a gradient is that of one float \[\]; sum"
     ):
         rlx.grad(lambda x: x * 2)(X)
+    with pytest.raises(
+        DTypeError, match=r"the function returns i64\[\], and only floats have derivatives: return a float"
+    ):
+        rlx.grad(lambda x: total(x).astype(np.int64))(X)
     with pytest.raises(OptionError, match="argnums 2: the call has 1 arguments"):
         rlx.grad(total, 2)(X)
     with pytest.raises(OptionError, match="grad takes a function, got int"):

@@ -177,6 +177,26 @@ def test_control_flow(name: str, caplog: pytest.LogCaptureFixture) -> None:
             np.testing.assert_allclose(found[i], wanted, rtol=1e-12)
 
 
+@rlx.custom_vjp
+def both(a: Any, b: Any) -> Any:
+    return a * 2, b * 2
+
+
+both.defvjp(lambda a, b: ((a * 2, b * 2), None), lambda kept, cts: (100 * cts[0], 10 * cts[1]))
+
+
+def test_a_rule_of_ones_own_for_slices_and_what_they_share() -> None:
+    """One result differs between the slices, one does not."""
+
+    def f(x: Any, w: Any) -> Any:
+        first, second = rlx.vmap(lambda r: both(r, w))(x)
+        return total(first) + total(second)
+
+    by_x, by_w = rlx.grad(f, (0, 1))(X, X[0])
+    assert np.array_equal(by_x, np.full_like(X, 100))
+    assert np.array_equal(by_w, np.full_like(X[0], 10 * len(X)))
+
+
 def test_sums_over_a_named_axis() -> None:
     """psum and pmean, of trees and numbers, of axes within axes, in loops, and shared results."""
     assert np.allclose(rlx.vmap(lambda x: x - rlx.pmean(x, "i"), axis_name="i")(X), X - X.mean(0))
@@ -187,6 +207,8 @@ def test_sums_over_a_named_axis() -> None:
     assert np.allclose(own, 3 * X)
     inner = rlx.vmap(lambda e: e / rlx.psum(rlx.psum(e * e, "c"), "r"), axis_name="c")
     assert np.allclose(rlx.vmap(inner, axis_name="r")(X), X / np.sum(X * X))
+    apart = rlx.vmap(rlx.vmap(lambda e: e - rlx.pmean(e, "r")), axis_name="r")(X)
+    assert np.allclose(apart, X - X.mean(0))
     looped = rlx.vmap(lambda x: rlx.scan(lambda c, r: (c + rlx.psum(r, "i"), None), 0.0, x)[0], axis_name="i")(X)
     assert np.allclose(looped, np.sum(X))
     complex_ones = rlx.vmap(lambda x: np.imag(rlx.psum(x * 1j, "i")), axis_name="i")(X)

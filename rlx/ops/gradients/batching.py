@@ -22,14 +22,17 @@ from rlx.ops.contract import MatMul
 from rlx.ops.conv import Conv
 from rlx.ops.cumulative import CumProd, CumSum, Prefix
 from rlx.ops.einsum import Relabel
+from rlx.ops.fourier.spectrum import DivideBySize
 from rlx.ops.gradients.attach import cast, reshaped, spread
 from rlx.ops.gradients.attach import decorator as _decorator
 from rlx.ops.mask import Hardmax, OneHot, Shrink, Trilu
-from rlx.ops.misc import Again, Det, StopGradient, Within
+from rlx.ops.misc import Again, BitCast, Det, StopGradient, Within
 from rlx.ops.pool import _GlobalPool, _Pool
 from rlx.ops.reduction import Arg, Reduction, axes_of
 from rlx.ops.scatter import ScatterElements, ScatterNd
 from rlx.ops.select import TopK
+from rlx.ops.space import Col2Im
+from rlx.ops.update import DynamicUpdateSlice
 
 __all__ = ["batch"]
 
@@ -232,9 +235,24 @@ def _conv(op: Conv, inputs: Any, batched: Any) -> Any:
     return apply(m.Transpose((1, 0, *range(2, made.rank))), made)
 
 
-@batch(Det, Pairs, FromPairs)
+@batch(Det, Pairs, FromPairs, DivideBySize, BitCast)
 def _last_axes(op: Op, inputs: Any, batched: Any) -> Any:
     return apply(op, *inputs)
+
+
+@batch(Col2Im)
+def _col2im(op: Col2Im, inputs: Any, batched: Any) -> Any:
+    return _rows(op, inputs[0])
+
+
+@batch(DynamicUpdateSlice)
+def _update(op: DynamicUpdateSlice, inputs: Any, batched: Any) -> Any:
+    """One place for all slices, or one for each of them."""
+    x, rows = _front(inputs[:2], batched) if any(batched[:2]) else inputs[:2]
+    start = inputs[2]
+    if start.rank - batched[2] != 0 or not any(batched[:2]):
+        return NotImplemented
+    return apply(replace(op, axis=op.axis % (x.rank - 1) + 1), x, rows, start)
 
 
 @batch(*named(_Pool, _GlobalPool))

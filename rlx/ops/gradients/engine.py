@@ -23,6 +23,7 @@ __all__ = [
     "CONTROL",
     "GROUPS",
     "Group",
+    "dependent",
     "has_rule",
     "open_frame",
     "pull",
@@ -88,20 +89,26 @@ def units(nodes: Sequence[Node], but: Group | None = None) -> list[Unit]:
     return made
 
 
-def taken_out(
-    graph: Graph, start: int, roots: Iterable[Value], also: Callable[[Node], bool] = lambda node: False
-) -> list[Node]:
-    """Takes the nodes from `start` on that depend on the roots, or on nodes that are `also` meant, out of the graph."""
-    dependent, values = [], set(roots)
-    kept = graph.nodes[:start]
-    for node in graph.nodes[start:]:
+def _never(node: Node) -> bool:
+    return False
+
+
+def dependent(nodes: Sequence[Node], roots: Iterable[Value], also: Callable[[Node], bool] = _never) -> list[Node]:
+    """The nodes that depend on the roots, or on nodes that are `also` meant."""
+    found, values = [], set(roots)
+    for node in nodes:
         if any(v in values for v in node.inputs) or also(node):
             values.update(node.outputs)
-            dependent.append(node)
-        else:
-            kept.append(node)
-    graph.nodes[:] = kept
-    return dependent
+            found.append(node)
+    return found
+
+
+def taken_out(graph: Graph, start: int, roots: Iterable[Value], also: Callable[[Node], bool] = _never) -> list[Node]:
+    """Takes the nodes from `start` on that are `dependent` out of the graph, and gives them."""
+    found = dependent(graph.nodes[start:], roots, also)
+    gone = {id(node) for node in found}
+    graph.nodes[start:] = [node for node in graph.nodes[start:] if id(node) not in gone]
+    return found
 
 
 def replay(
@@ -153,9 +160,10 @@ def _refuse(missing: Sequence[tuple[Unit, str]]) -> None:
     if missing:
         lines = "".join(f"\n  {unit.label}: {why}" for unit, why in missing)
         nodes = [UnsupportedNode(u.label, u.label if isinstance(u, Group) else u.op.op_name, why) for u, why in missing]
+        count = f"{len(missing)} nodes have" if len(missing) > 1 else "1 node has"
         raise UnsupportedOp(
-            f"{len(missing)} nodes have no gradient:{lines}\nrlx.stop_gradient holds them constant, rlx.custom_vjp "
-            "gives a function a rule of its own, and an op may have one (`jvp`, see docs/gradients.md)",
+            f"{count} no gradient:{lines}\nrlx.stop_gradient holds them constant, rlx.custom_vjp gives a function a "
+            "rule of its own, and an op may have one (`jvp`, see docs/gradients.md)",
             nodes,
         )
 

@@ -141,10 +141,12 @@ def _update(op: DynamicUpdateSlice, inputs: Any, cotangents: Any, i: int) -> Any
     if i == 0:
         return apply(op, ct, zeros(rows), start)
     n = rows.shape[axis]
-    places = ops.cast(start, "i64")
-    if start.rank == 0:
-        ct = apply(Gather(axis), ct, places + apply(m.Iota(n)))
-        return box(ct, [0] * x.rank, rows.shape)
-    places = reshaped(places, (start.shape[0], *[1] * (x.rank - 1)))
-    places = places + reshaped(apply(m.Iota(n)), (n, *[1] * (x.rank - 1 - axis)))
+    places, step = ops.cast(start, "i64"), apply(m.Iota(n))
+    if start.rank:
+        places = reshaped(places, (start.shape[0], *[1] * (x.rank - 1)))
+        step = reshaped(step, (n, *[1] * (x.rank - 1 - axis)))
+    places = places + step
+    places = ops.mod(places, ops.size_of(size=x.shape[axis])) if op.ring else places
+    if not start.rank:
+        return box(apply(Gather(axis), ct, places), [0] * x.rank, rows.shape)
     return ops.gather_elements(ct, spread(places, rows.shape), axis=axis)
