@@ -5,8 +5,8 @@ python benchmarks/gradients.py --threads 1 2 --rounds 5
 MLP (784-1024-1024-16, b128), LSTM (128-256, 64 steps, b32), ResNet-18 with the norms of its batch (b8, 224 x 224) and a
 transformer (6 x 384, b8 s128). Each library runs in a process of its own, with that many threads and processors, and
 they take turns: one process a round measures some runs and ends. All compute the loss and the gradients of all weights,
-and their losses must agree. Printed are medians over rounds of each process's median time, how many times as long the
-others take, the share of the FMA peak (of rlx: arithmetic of products over time, with `--peak` GFLOP/s of a thread),
+and their losses must agree. Printed are the least times of a step (other programs only make them longer), how many times
+as long the others take, the share of the FMA peak (of rlx: arithmetic of products over time, with `--peak` GFLOP/s of a thread),
 and the peak of resident memory above that after imports and data, compiling included, in MB.
 """
 
@@ -280,7 +280,7 @@ def resident(name: str) -> float:
 
 
 def measure(library: str, net: str, threads: int, runs: int) -> dict[str, float]:
-    """In this process: the median time of a step in ms, the loss, the peak of memory in MB, and the arithmetic."""
+    """In this process: the least time of a step in ms, the loss, the peak of memory in MB, and the arithmetic."""
     name, _, budget = library.partition(":")
     make = STEPS[name](net, threads, *([budget] if budget else []))
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
@@ -295,7 +295,7 @@ def measure(library: str, net: str, threads: int, runs: int) -> dict[str, float]
         times.append(time.perf_counter() - begin)
     peak = resident("VmHWM") - before
     flops = getattr(step, "flops", lambda: 0)()
-    return {"ms": statistics.median(times) * 1e3, "loss": value, "mb": peak, "gflop": flops / 1e9}
+    return {"ms": min(times) * 1e3, "loss": value, "mb": peak, "gflop": flops / 1e9}
 
 
 def apart(library: str, net: str, threads: int, runs: int) -> dict[str, float]:
@@ -338,7 +338,7 @@ def main() -> None:
                     found[library].append(apart(library, net, threads, args.runs))
             losses = [one["loss"] for many in found.values() for one in many]
             assert max(losses) - min(losses) <= 1e-4 * abs(losses[0]), losses
-            times = {library: statistics.median(one["ms"] for one in many) for library, many in found.items()}
+            times = {library: min(one["ms"] for one in many) for library, many in found.items()}
             memory = {library: statistics.median(one["mb"] for one in many) for library, many in found.items()}
             line = ", ".join(f"{k} {ms:.2f} ms ({ms / times['rlx']:.2f}) {memory[k]:.0f} MB" for k, ms in times.items())
             rate = found["rlx"][0]["gflop"] / times["rlx"] * 1e3
