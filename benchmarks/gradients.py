@@ -5,8 +5,8 @@ python benchmarks/gradients.py --threads 1 2 --rounds 5
 MLP (784-1024-1024-16, b128), LSTM (128-256, 64 steps, b32), ResNet-18 with the norms of its batch (b8, 224 x 224) and a
 transformer (6 x 384, b8 s128). Each library runs in a process of its own, with that many threads and processors, and
 they take turns: one process a round measures some runs and ends. All compute the loss and the gradients of all weights,
-and their losses must agree. Printed are medians over rounds of each process's median time, how many times as long the
-others take, the share of the FMA peak (of rlx: arithmetic of products over time, with `--peak` GFLOP/s of a thread),
+and their losses must agree. Printed are the least times of a step (other programs only make them longer), how many times
+as long the others take, the share of the FMA peak (of rlx: arithmetic of products over time, with `--peak` GFLOP/s of a thread),
 and the peak of resident memory above that after imports and data, compiling included, in MB.
 """
 
@@ -127,7 +127,7 @@ def batch_norm(x: Any, gain: Any, bias: Any, rsqrt: Any) -> Any:
     return off * (spread * gain.reshape((1, -1, 1, 1))) + bias.reshape((1, -1, 1, 1))
 
 
-def rlx_step(net: str, threads: int) -> Callable[[], Step]:
+def rlx_step(net: str, threads: int, budget: str | None = None) -> Callable[[], Step]:
     import rlx
     from rlx import ops
 
@@ -153,7 +153,7 @@ def rlx_step(net: str, threads: int) -> Callable[[], Step]:
 
     def make() -> Step:
         ws, (x, y) = data
-        traced = rlx.value_and_grad(lambda ws, x, y: loss(Lib, net, ws, x, y), budget=os.environ.get("GRAD_BUDGET"))
+        traced = rlx.value_and_grad(lambda ws, x, y: loss(Lib, net, ws, x, y), budget=budget)
         step = rlx.jit(traced, device="cpu", threads=threads)
 
         def run() -> tuple[float, Any]:
@@ -265,7 +265,12 @@ def compiled_step(net: str, threads: int) -> Callable[[], Step]:
     return torch_step(net, threads, compiled=True)
 
 
-STEPS = {"rlx": rlx_step, "torch": torch_step, "compiled": compiled_step, "jax": jax_step}
+STEPS: dict[str, Callable[..., Callable[[], Step]]] = {
+    "rlx": rlx_step,
+    "torch": torch_step,
+    "compiled": compiled_step,
+    "jax": jax_step,
+}
 
 
 def resident(name: str) -> float:
@@ -275,8 +280,9 @@ def resident(name: str) -> float:
 
 
 def measure(library: str, net: str, threads: int, runs: int) -> dict[str, float]:
-    """In this process: the median time of a step in ms, the loss, the peak of memory in MB, and the arithmetic."""
-    make = STEPS[library](net, threads)
+    """In this process: the least time of a step in ms, the loss, the peak of memory in MB, and the arithmetic."""
+    name, _, budget = library.partition(":")
+    make = STEPS[name](net, threads, *([budget] if budget else []))
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
     before = resident("VmRSS")
     step = make()
@@ -289,7 +295,7 @@ def measure(library: str, net: str, threads: int, runs: int) -> dict[str, float]
         times.append(time.perf_counter() - begin)
     peak = resident("VmHWM") - before
     flops = getattr(step, "flops", lambda: 0)()
-    return {"ms": statistics.median(times) * 1e3, "loss": value, "mb": peak, "gflop": flops / 1e9}
+    return {"ms": min(times) * 1e3, "loss": value, "mb": peak, "gflop": flops / 1e9}
 
 
 def apart(library: str, net: str, threads: int, runs: int) -> dict[str, float]:
@@ -312,6 +318,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10, help="timed runs of each process")
     parser.add_argument("--nets", nargs="+", choices=NETS, default=NETS)
     parser.add_argument("--peers", nargs="*", choices=LIBRARIES[1:], default=list(LIBRARIES[1:]))
+    parser.add_argument("--budgets", nargs="*", default=[], help="net=bytes: rlx within so many bytes of arena, too")
     parser.add_argument("--peak", type=float, default=0, help="GFLOP/s of fused multiply-adds of a thread")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -319,16 +326,19 @@ def main() -> None:
         library, net, threads, runs = args.one
         print(json.dumps(measure(library, net, int(threads), int(runs))))
         return
+    budgets: dict[str, list[str]] = {}
+    for net, _, budget in (given.partition("=") for given in args.budgets):
+        budgets.setdefault(net, []).append(budget)
     for net in args.nets:
         for threads in args.threads:
-            libraries = ("rlx", *args.peers)
+            libraries = ("rlx", *(f"rlx:{budget}" for budget in budgets.get(net, ())), *args.peers)
             found: dict[str, list[dict[str, float]]] = {library: [] for library in libraries}
             for number in range(args.rounds):
                 for library in libraries if number % 2 else reversed(libraries):
                     found[library].append(apart(library, net, threads, args.runs))
             losses = [one["loss"] for many in found.values() for one in many]
             assert max(losses) - min(losses) <= 1e-4 * abs(losses[0]), losses
-            times = {library: statistics.median(one["ms"] for one in many) for library, many in found.items()}
+            times = {library: min(one["ms"] for one in many) for library, many in found.items()}
             memory = {library: statistics.median(one["mb"] for one in many) for library, many in found.items()}
             line = ", ".join(f"{k} {ms:.2f} ms ({ms / times['rlx']:.2f}) {memory[k]:.0f} MB" for k, ms in times.items())
             rate = found["rlx"][0]["gflop"] / times["rlx"] * 1e3

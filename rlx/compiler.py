@@ -21,9 +21,8 @@ from rlx.kernels.verify import verify_program
 from rlx.kernels.work import kernel_work
 from rlx.options import CompileOptions
 from rlx.passes import run_passes
-from rlx.passes.arena_budget import without_budgets
 from rlx.passes.dims import apply_dims
-from rlx.passes.legalise import Dispatch, legalise
+from rlx.passes.legalise import Dispatch, legalise, without_budgets
 from rlx.passes.number_strings import constant_strings, has_strings, number_strings
 from rlx.passes.precision import apply_precision, round_ahead
 from rlx.passes.rewrite import track_values

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rlx.ir.literal import format_attribute
-from rlx.ir.shape import Size
+from rlx.ir.shape import Dim, Size, Symbol, symbols
+from rlx.kernels.accesses import with_anchor_expressions
 from rlx.kernels.expr import Expr, Load, SizeOf, loads, transform, walk
-from rlx.kernels.program import Buffer, Kernel, Program
-from rlx.kernels.replaced import Replaced
+from rlx.kernels.program import Buffer, Kernel, Program, Store, loop_spans
 from rlx.ops.experts import GroupedMatMul
 from rlx.records import names_of, replace
 
-__all__ = ["alike", "is_fixed", "is_static", "make_once", "make_once_in_run"]
+__all__ = ["Replaced", "alike", "before_loops", "is_fixed", "is_static", "make_once", "make_once_in_run"]
 
 
 def is_fixed(e: Expr) -> bool:
@@ -91,6 +91,37 @@ def make_once_in_run(program: Program, chosen: Callable[[Kernel], bool]) -> None
         _replace(program, same)
 
 
+def before_loops(program: Program, chosen: Callable[[Kernel], bool]) -> None:
+    """Moves the chosen kernels out of loops that change nothing of what they read: they run once before them.
+
+    They must be free of effects: where a loop has no round, or a branch in it is not taken, they run for nothing.
+    """
+    for first, last in loop_spans(program.run):
+        body = program.run[first : last + 1]
+        mark = body[0].mark
+        assert mark is not None
+        written = {b.base for kernel in body for b in kernel.writes()}
+        writers = Counter(b.base for kernel in program.run for b in kernel.writes())
+        moved: list[Kernel] = []
+        for kernel in body:
+            fixed = written.isdisjoint(b.base for b in kernel.reads())
+            alone = all(b.root is None and writers[b] == 1 for b in kernel.writes())
+            if fixed and alone and chosen(kernel) and not _changes_by(kernel, mark.flow.round):
+                moved.append(kernel)
+                written.difference_update(kernel.writes())
+        kept = [kernel for kernel in body if kernel not in moved]
+        program.run[first : last + 1] = [*moved, *kept]
+
+
+def _changes_by(kernel: Kernel, round_: Symbol | None) -> bool:
+    """Whether a size or an offset of a kernel depends on the number of the round."""
+    sizes: list[Size] = [size for b in (*kernel.reads(), *kernel.writes()) for size in (*b.shape, b.offset)]
+    sizes += [size for store in kernel.stores for size in store.extents]
+    for e in kernel.expressions():
+        sizes += [x.size for x in walk(e) if isinstance(x, SizeOf)]
+    return any(s is round_ or s == round_ for size in sizes if isinstance(size, Dim) for s in symbols(size))
+
+
 def _replace(program: Program, same: dict[Buffer, Buffer]) -> None:
     """Has all kernels read other buffers in the place of some."""
     to = Replaced(same)
@@ -132,3 +163,52 @@ def _key(kernel: Kernel, same: Mapping[Buffer, Buffer]) -> Key:
         tuple(map(name, kernel.results)),
         kernel.strategy,
     )
+
+
+class Replaced:
+    """Puts other buffers in the place of some, in kernels, expressions and views."""
+
+    def __init__(self, same: Mapping[Buffer, Buffer]) -> None:
+        self.same = same
+        self.views: dict[Buffer, Buffer] = {}
+
+    def buffer(self, b: Buffer) -> Buffer:
+        """What stands for a buffer or a view."""
+        if b.base not in self.same:
+            return b
+        if b.root is None:
+            return self.same[b]
+        if b not in self.views:
+            self.views[b] = replace(b, root=self.same[b.root])
+        return self.views[b]
+
+    def kernel(self, kernel: Kernel, written: bool = False) -> Kernel:
+        """The kernel, reading other buffers; `written`: it writes others, too."""
+        if not written and not any(b.base in self.same for b in kernel.reads()):
+            return kernel
+        anchor = kernel.anchor
+        if anchor is not None:
+            anchor = with_anchor_expressions(anchor, self.expr)
+        target = self.buffer if written else lambda b: b
+        stores = tuple(
+            Store(target(s.buffer), s.extents, tuple(map(self.expr, s.index)), self.expr(s.expr)) for s in kernel.stores
+        )
+        operands = tuple(map(self.buffer, kernel.operands))
+        mark = kernel.mark
+        if mark is not None and mark.test is not None:
+            mark = replace(mark, test=self.buffer(mark.test))
+        results = tuple(map(target, kernel.results))
+        before = None if kernel.before is None else self.kernel(kernel.before)
+        return replace(
+            kernel, anchor=anchor, stores=stores, operands=operands, results=results, mark=mark, before=before
+        )
+
+    def expr(self, e: Expr) -> Expr:
+        """The expression with other sources of its loads."""
+
+        def new(x: Expr) -> Expr | None:
+            if isinstance(x, Load) and x.source.base in self.same:
+                return replace(x, source=self.buffer(x.source))
+            return None
+
+        return transform(e, new)

@@ -5,16 +5,17 @@ It decides by types and attributes, never by values; that a decomposition is the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rlx.errors import UnsupportedNode, UnsupportedOp
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ops.base import Op
-from rlx.passes.rewrite import copy_leaves, finish
+from rlx.ops.misc import Within
+from rlx.passes.rewrite import Site, copy_leaves, finish, inside_regions, rewrite
 from rlx.records import dataclass
 
-__all__ = ["Dispatch", "legalise"]
+__all__ = ["Dispatch", "legalise", "without_budgets"]
 
 
 @dataclass(frozen=True)
@@ -98,3 +99,28 @@ class _Legaliser:
             outputs = self.place(graph, part, [values[v] for v in part.inputs])
             values.update(zip(part.outputs, outputs, strict=True))
         return tuple(values[v] for v in results)
+
+
+def without_budgets(graph: Graph) -> tuple[Graph, int | None]:
+    """The graph and its regions without `Within`, and the least budget of these in bytes; None where there is none.
+
+    It comes before the passes, so that no mark is in their way.
+    """
+    budgets = list(_budgets(graph))
+    return (_without(graph), min(budgets)) if budgets else (graph, None)
+
+
+def _budgets(graph: Graph) -> Iterator[int]:
+    for node in graph.nodes:
+        if isinstance(node.op, Within):
+            yield node.op.budget
+        for region in node.regions:
+            yield from _budgets(region)
+
+
+def _without(graph: Graph) -> Graph:
+    return inside_regions(rewrite(graph, _itself), _without)
+
+
+def _itself(site: Site) -> Value | None:
+    return site.inputs[0] if isinstance(site.op, Within) else None

@@ -33,8 +33,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rlx.errors import MemoryDeficit, OptionError
 from rlx.ir.graph import BACKWARD
+from rlx.kernels.prepared import Replaced
 from rlx.kernels.program import Buffer, Kernel, Program, loop_spans
-from rlx.kernels.replaced import Replaced
 from rlx.plan.interval import round_up
 from rlx.plan.liveness import bound_extents
 from rlx.records import dataclass, replace

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlx.ir.graph import Graph, Node, Value
+from rlx.ops.base import apply
+from rlx.ops.contract import MatMul
 from rlx.ops.control import If, Scan, While
-from rlx.ops.gradients.attach import is_smooth, zeros
+from rlx.ops.gradients.attach import is_smooth, reshaped, zeros
 from rlx.ops.gradients.engine import CONTROL, open_frame, pull, push, replay
+from rlx.ops.layout import Transpose
 from rlx.trace.control import cond, scan, while_loop
 
 Tangents = Sequence[Value | None]
@@ -109,6 +112,25 @@ def _rounds(node: Node) -> tuple[list[Value], list[Value], list[Value]]:
     return values[: op.carries], values[op.carries : op.carries + op.scanned], values[op.carries + op.scanned :]
 
 
+def _factors(ct: Value) -> tuple[Value, Value] | None:
+    """x and y of a cotangent that is x^T y, where all rounds' rows of both take less room than their products.
+
+    A weight's gradient is then one product over the rows of all rounds, instead of a sum that each round adds to.
+    """
+    if ct.node is None or not isinstance(ct.node.op, MatMul) or ct.rank != 2:
+        return None
+    left, right = ct.node.inputs
+    turned = left.node
+    if turned is None or not isinstance(turned.op, Transpose) or turned.op.perm != (1, 0) or right.rank != 2:
+        return None
+    x = turned.inputs[0]
+    sizes = (*x.shape, right.shape[1])
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    rows, m, n = sizes
+    return (x, right) if rows * (m + n) < m * n else None
+
+
 class _Scan:
     """Rows of tangents go along; cotangents go back through the carries before each round, which are kept for it."""
 
@@ -137,7 +159,8 @@ class _Scan:
         smooth = [i for i, v in enumerate(carries) if is_smooth(v)]
         start = [zeros(carries[i]) if cotangents[i] is None else cotangents[i] for i in smooth]
         stacked = [(k, ct) for k, ct in enumerate(cotangents[first:]) if ct is not None]
-        totals = [zeros(node.inputs[i]) for i in fixed]
+        late: list[int] = []  # of `fixed`, by position: products of what all rounds have, after the loop
+        may_be_late: list[int] = []
 
         def body(carry: Any, row: Any) -> Any:
             of_carries, sums = carry
@@ -150,12 +173,28 @@ class _Scan:
             inputs = [*values, *own_rows, *_own(captured)]
             found = _pulled(node.regions[0], inputs, given, [*smooth, *moved, *fixed])
             n, m = len(smooth), len(smooth) + len(moved)
-            return (tuple(found[:n]), tuple(a + b for a, b in zip(sums, found[m:], strict=True))), tuple(found[n:m])
+            of_fixed = dict(enumerate(found[m:]))
+            may_be_late[:] = [k for k, ct in of_fixed.items() if _factors(ct) is not None]
+            pairs = tuple(_factors(of_fixed.pop(k)) for k in late)
+            added = tuple(a + b for a, b in zip(sums, of_fixed.values(), strict=True))
+            return (tuple(found[:n]), added), (tuple(found[n:m]), pairs)
 
         rows_in = (before, tuple(rows), tuple(ct for _, ct in stacked))
         length = op.length if not (before or rows or stacked) else None
-        (last, sums), made = scan(body, (tuple(start), tuple(totals)), rows_in, length=length, reverse=not op.reverse)
-        return _spread([*smooth, *moved, *fixed], [*last, *made, *sums], len(node.inputs))
+
+        def rounds() -> Any:
+            totals = tuple(zeros(node.inputs[i]) for k, i in enumerate(fixed) if k not in late)
+            return scan(body, (tuple(start), totals), rows_in, length=length, reverse=not op.reverse)
+
+        (last, sums), (made, pairs) = rounds()
+        if may_be_late:
+            late += may_be_late
+            (last, sums), (made, pairs) = rounds()
+        of_fixed = list(sums)
+        for k, (left, right) in zip(late, pairs, strict=True):
+            x, y = (reshaped(v, (v.shape[0] * v.shape[1], v.shape[2])) for v in (left, right))
+            of_fixed.insert(k, apply(MatMul(), apply(Transpose((1, 0)), x), y))
+        return _spread([*smooth, *moved, *fixed], [*last, *made, *of_fixed], len(node.inputs))
 
     def jvp(self, node: Node, tangents: Tangents) -> Tangents:
         op: Any = node.op

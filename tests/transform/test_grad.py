@@ -598,3 +598,32 @@ def test_draws_of_a_module_under_another_name_are_drawn_anew() -> None:
 def test_an_integer_of_many_digits_is_read_from_outside() -> None:
     many = 10**5000
     np.testing.assert_array_equal(rlx.grad(lambda x: total(x * (many > 0)))(np.ones(2)), np.ones(2))
+
+
+def test_weights_of_a_loop_are_packed_once_and_summed_after_it() -> None:
+    """What a loop reads of outside is packed before it, and a weight's gradient is one product over all rounds."""
+
+    rng = np.random.default_rng(3)
+    w, rows = (rng.standard_normal(s).astype(np.float32) / 8 for s in ((40, 40), (7, 3, 40)))
+    step = rlx.jit(rlx.grad(recurrent), device="cpu")
+    program = step.compile(w, rows).compilation.program
+    depth, within = 0, []
+    for kernel in program.run:
+        if kernel.mark is not None:
+            depth += {"loop": 1, "end": -1}.get(kernel.mark.part, 0)
+        elif depth:
+            within.append(kernel)
+    assert not [kernel for kernel in within if kernel.packs]
+    assert not [kernel for kernel in within if any(b.shape == w.shape for b in kernel.writes())]
+    found, along = step(w, rows), rng.standard_normal(w.shape)
+    exact = [a.astype(np.float64) for a in (w, rows)]
+    slope = rlx.jit(lambda w, r, t: rlx.jvp(lambda w: recurrent(w, r), (w,), (t,))[1], device="cpu")(*exact, along)
+    np.testing.assert_allclose(np.sum(found * along), slope, rtol=1e-4)
+
+
+def recurrent(w: Any, rows: Any) -> Any:
+    def step(h: Any, row: Any) -> Any:
+        h = np.tanh(h @ w + row)
+        return h, h
+
+    return np.sum(rlx.scan(step, np.zeros((3, 40), np.float32) * rows[0, 0, 0], rows)[1] ** 2)

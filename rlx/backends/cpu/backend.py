@@ -53,7 +53,7 @@ from rlx.kernels.affine import Affine
 from rlx.kernels.analysis import Fusing
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, lower_node
 from rlx.kernels.narrow import is_narrow, unknown_dtype
-from rlx.kernels.prepared import make_once, make_once_in_run
+from rlx.kernels.prepared import before_loops, make_once, make_once_in_run
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.ops.contract import Gemm, MatMul
 from rlx.ops.control import Control
@@ -199,6 +199,7 @@ class CpuBackend(CodeGenerator):
                     (prepare if static else own).append(made)
         program.prepare, program.run = prepare, run
         make_once(program)
+        before_loops(program, lambda kernel: kernel.packs)
         make_once_in_run(program, lambda k: isinstance(k.strategy, Rounding) or not copied.isdisjoint(k.writes()))
         fused_depthwise.join(program)
         decode_cache.join(program)
