@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from small_decoders import write_folder
+from small_decoders import write_folder, write_safetensors
+from small_encoders import as_published
 
 TESTS = Path(__file__).parents[1] / "tests"
 ARCHITECTURES = {
@@ -28,6 +29,12 @@ ARCHITECTURES = {
     "modernbert": "ModernBertModel",
 }  # fmt: skip
 
+PUBLISHED = {  # what the converter wants to be sure of
+    "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "prenorm": False, "causal": False,
+    "n_positions": 8192, "max_trained_positions": 2048, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+}  # fmt: skip
+
 
 def convert(folder: Path, config: dict[str, Any], shapes: dict[str, Any], to: Path) -> None:
     """A GGUF file of a folder, in f32, without a vocabulary: that is the matter of other tests."""
@@ -36,15 +43,23 @@ def convert(folder: Path, config: dict[str, Any], shapes: dict[str, Any], to: Pa
     from gguf import LlamaFileType
 
     more = {"architectures": [ARCHITECTURES[config["model_type"]]], "n_ctx": config.get("n_positions")}
-    write_folder(folder, {**config, **more}, shapes)
-    (folder / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {}}, "added_tokens": []}')
+    if config["model_type"] == "nomic_bert":
+        config, arrays = as_published(config, shapes)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({**config, **more, **PUBLISHED}))
+        write_safetensors(folder / "model.safetensors", arrays, "F32")
+    else:
+        write_folder(folder, {**config, **more}, shapes)
+    kind = "WordPiece" if config["model_type"] == "nomic_bert" else "BPE"
+    vocab = {f"t{n}": n for n in range(config["vocab_size"])}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": kind, "vocab": vocab}, "added_tokens": []}))
     for file in folder.glob("*.safetensors"):  # as libraries write them, who want to be told of what
         size = int.from_bytes(file.read_bytes()[:8], "little")
         header, rest = json.loads(file.read_bytes()[8 : 8 + size]), file.read_bytes()[8 + size :]
         text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
         file.write_bytes(len(text).to_bytes(8, "little") + text + rest)
-    kind = get_model_class(get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.TEXT))
-    plain = type(kind.__name__, (kind,), {"set_vocab": lambda self: None, "model_arch": kind.model_arch})
+    made = get_model_class(get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.TEXT))
+    plain = type(made.__name__, (made,), {"set_vocab": lambda self: None, "model_arch": made.model_arch})
     with torch.inference_mode():
         plain(folder, LlamaFileType.ALL_F32, to).write()
 
@@ -53,7 +68,7 @@ def digest(array: Any) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
 
 
-def told(path: Path) -> dict[str, Any]:
+def contents(path: Path) -> dict[str, Any]:
     """The keys that say what the model is, and of each tensor its shape and the beginning of its SHA-256."""
     from gguf import GGUFReader
 
@@ -75,7 +90,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as work:
                 path = (given.folder or Path(work)) / f"{kind}-{name}.gguf"
                 convert(Path(work) / "m", case["config"], case["shapes"], path)
-                found[name] = told(path)
+                found[name] = contents(path)
         lines = [f"{json.dumps(name)}: {json.dumps(one, sort_keys=True)}" for name, one in found.items()]
         (TESTS / kind / "converted.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
         print(f"{kind}: {', '.join(found)}")

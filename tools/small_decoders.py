@@ -66,15 +66,26 @@ VOCABULARY = ["<unk>", "<s>", "</s>", "\u2581", *map(chr, range(33, 125))]  # 96
 
 
 def write_gguf(
-    path: Path, config: dict[str, Any], shapes: dict[str, list[int]], kind: str = "F32", chat_template: str = ""
+    path: Path,
+    config: dict[str, Any],
+    shapes: dict[str, list[int]],
+    kind: str = "F32",
+    chat_template: str = "",
+    facts: dict[str, Any] | None = None,
 ) -> Path:
-    """The same model as llama.cpp's converter writes it; matrices are stored as `kind`, such as Q8_0."""
+    """The same model as llama.cpp's converter writes it; matrices are stored as `kind`, such as Q8_0.
+
+    `facts`: keys and values that say what the model is, such as those of converted.json.
+    """
     import gguf
 
     family = OTHER_NAMES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, family)
     layers = int(config["n_layer" if family == "gpt2" else "num_hidden_layers"])
-    _write_facts(gguf, writer, family, config, layers)
+    if facts is None:
+        _write_facts(gguf, writer, family, config, layers)
+    else:
+        write_told(writer, facts)
     writer.add_tokenizer_model("llama")
     writer.add_token_list(VOCABULARY)
     writer.add_token_scores([0.0] * len(VOCABULARY))
@@ -101,6 +112,13 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_told(writer: Any, facts: dict[str, Any]) -> None:
+    """Keys with their values."""
+    kinds = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
+    for key, value in facts.items():
+        getattr(writer, f"add_{kinds[type(value)]}")(key, value)
 
 
 def _together(arrays: dict[str, Any]) -> dict[str, Any]:

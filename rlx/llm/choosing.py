@@ -11,12 +11,15 @@ __all__ = ["Chooser"]
 
 
 class Chooser:
-    """Says how a row of logits is sampled; `step` counts the tokens, `plain` is true where the likeliest is taken."""
+    """Says how a row of logits is sampled; `step` counts the tokens.
 
-    def __init__(self, sampling: Sampling, constraint: Constraint | None) -> None:
+    `plain` is true where the likeliest is taken and no more is asked for; `told`: of how probable it is, too.
+    """
+
+    def __init__(self, sampling: Sampling, constraint: Constraint | None, *, told: bool = False) -> None:
         self.sampling, self.constraint = sampling, constraint
         self.step = 0
-        self.plain = sampling == Sampling(temperature=0.0, seed=sampling.seed) and constraint is None
+        self.plain = not told and sampling == Sampling(temperature=0.0, seed=sampling.seed) and constraint is None
 
     @property
     def ended(self) -> bool:

@@ -44,7 +44,8 @@ class Generation(Iterator[str]):
 
     `ids` are the new tokens so far, `finish_reason` is None until it has ended: then "stop" (by an end token or a stop
     string, or the form of the answer is complete), "length" (of `max_tokens`, or the context is full) or "cancelled".
-    `text` and `stats` are those so far; `seed` is that of the draws.
+    `text` and `stats` are those so far; `seed` is that of the draws. `logprobs`, where they were asked for, are ln of
+    the probability of each of `ids` by the model's own logits, before temperature, penalties and forms.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class Generation(Iterator[str]):
         choose: Chooser,
         drafter: Drafter | None = None,
         adapter: Sequence[str] | None = None,
+        logprobs: bool = False,
     ) -> None:
         self.ids: list[int] = []
         self.finish_reason: str | None = None
         self.stats = Stats(prompt_tokens=len(prompt))
         self.prompt, self.limits, self.choose = list(prompt), limits, choose
+        self.logprobs: list[float] | None = [] if logprobs else None
         self.adapter = adapter  # the LoRA adapters that it is computed with, None for all
         self.slot = -1  # the cache's slot that it has, once it has begun
         self.pending: list[int] = []  # the tokens that are to be computed next
@@ -146,10 +149,18 @@ class Generation(Iterator[str]):
 
         return self.choose.allowed(self._drafter(text, most, row, self.slot))
 
-    def took(self, count: int, guesses: Sequence[int], tokens: Sequence[int], seconds: float) -> tuple[str, int]:
+    def took(
+        self,
+        count: int,
+        guesses: Sequence[int],
+        tokens: Sequence[int],
+        seconds: float,
+        logprobs: Sequence[float] = (),
+    ) -> tuple[str, int]:
         """So many pending tokens and guesses were computed, and these tokens chosen after the last and each guess.
 
-        Gives the text that it goes on by, and how many guesses were right.
+        `logprobs` are those of these tokens, where this text or another of the run asks for them. Gives the text that
+        it goes on by, and how many guesses were right.
         """
         del self.pending[:count]
         s = self.stats
@@ -164,6 +175,8 @@ class Generation(Iterator[str]):
         text, right, decoding = "", 0, bool(self.ids)
         for n, token in enumerate(tokens):
             text += self._accept(token)
+            if self.logprobs is not None:
+                self.logprobs.append(logprobs[n])
             if n == len(guesses) or token != guesses[n] or self.finish_reason is not None:
                 break
             right += 1

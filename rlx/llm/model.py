@@ -105,11 +105,11 @@ class LanguageModel:
         `overflow` (what a full context is: "error" for the prompt and the end of the text, "truncate" leaves out the
         beginning of a prompt, "shift" too, and then the older half of the text, as often as the context is full),
         `speculate` (so many tokens may be guessed ahead, by the draft model if there is one: the text is the same),
-        `adapter` (the one LoRA adapter of `lora=` that it is computed with, None for none; without it: all), and how
-        tokens are drawn: `temperature` (0, the default: the likeliest), `top_k`, `top_p`, `min_p`, `typical_p`,
-        `repetition_penalty`, `frequency_penalty`, `presence_penalty`, `logit_bias`, `seed`. Raises `OptionError`
-        for a prompt that is empty, has no room in the context or holds what is no token, `NameNotFound` for an
-        adapter that the model was not loaded with.
+        `adapter` (the one LoRA adapter of `lora=` that it is computed with, None for none; without it: all), `logprobs`
+        (the generation has those of its tokens), and how tokens are drawn: `temperature` (0, the default: the
+        likeliest), `top_k`, `top_p`, `min_p`, `typical_p`, `repetition_penalty`, `frequency_penalty`,
+        `presence_penalty`, `logit_bias`, `seed`. Raises `OptionError` for a prompt that is empty, has no room in the
+        context or holds what is no token, `NameNotFound` for an adapter that the model was not loaded with.
         """
         return self._generation(self._ids(prompt), max_tokens, options)
 
@@ -230,7 +230,8 @@ class LanguageModel:
         ends = frozenset() if chosen.ignore_eos else frozenset(self.tokenizer.eos_ids)
         constraint = None if chosen.constraint is None else chosen.constraint.copy()  # the next text begins anew
         limits = Limits(most, ends, chosen.stop, shifts, fixed, chosen.speculate)
-        return Generation(self, ids, limits, Chooser(chosen.sampling, constraint), self.drafter, chosen.adapter)
+        choose = Chooser(chosen.sampling, constraint, told=chosen.logprobs)
+        return Generation(self, ids, limits, choose, self.drafter, chosen.adapter, chosen.logprobs)
 
     @cached_property
     def constraints(self) -> Constraints:

@@ -36,10 +36,10 @@ class Options:
 
     `constraint`: the form that the answer has, of `LanguageModel.constraints`. `overflow`: what is done where the
     context is full: "error", "truncate" or "shift". `speculate`: how many tokens may be guessed ahead. `adapter`: names
-    of the LoRA adapters that count, none or one; given as that one or None, and all where it is not given. `sampling`:
-    how tokens are drawn; given by its fields (temperature, top_k, top_p, min_p, typical_p, repetition_penalty,
-    frequency_penalty, presence_penalty, logit_bias, seed), with temperature 0, the likeliest token, where none is
-    given, and a seed of chance.
+    of the LoRA adapters that count, none or one; given as that one or None, and all where it is not given. `logprobs`:
+    whether the text has those of its tokens. `sampling`: how tokens are drawn; given by its fields (temperature, top_k,
+    top_p, min_p, typical_p, repetition_penalty, frequency_penalty, presence_penalty, logit_bias, seed), with
+    temperature 0, the likeliest token, where none is given, and a seed of chance.
     """
 
     stop: Sequence[str] = ()
@@ -48,6 +48,7 @@ class Options:
     overflow: str = "error"
     speculate: int = 0
     adapter: tuple[str, ...] | None = None
+    logprobs: bool = False
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
 
 
@@ -60,6 +61,7 @@ class GenerationKeywords(TypedDict, total=False):
     overflow: str
     speculate: int
     adapter: str | None
+    logprobs: bool
     temperature: float
     top_k: int
     top_p: float
@@ -78,7 +80,7 @@ class GenerationKeywords(TypedDict, total=False):
 
 def options_of(given: Mapping[str, Any]) -> Options:
     """The options of keywords. Raises `OptionError`."""
-    own = ("stop", "ignore_eos", "constraint", "overflow", "speculate", "adapter")
+    own = ("stop", "ignore_eos", "constraint", "overflow", "speculate", "adapter", "logprobs")
     for name in given:
         if name not in (*own, *DRAWN, "seed"):
             meant = f"{ELSEWHERE[name]}; " if name in ELSEWHERE else ""
@@ -106,9 +108,11 @@ def options_of(given: Mapping[str, Any]) -> Options:
     guesses = given.get("speculate", 0)
     if type(guesses) is not int or not 0 <= guesses <= MOST_GUESSES:
         raise OptionError(f"speculate={guesses!r:.60}: expected 0 to {MOST_GUESSES} tokens to guess ahead")
-    return Options(
-        stops, given.get("ignore_eos", False) is True, constraint, overflow, guesses, _adapter(given), sampling
-    )
+    adapter, logprobs = _adapter(given), given.get("logprobs", False)
+    if not isinstance(logprobs, bool):
+        raise OptionError(f"logprobs={logprobs!r:.60}: expected True or False")
+    ignore = given.get("ignore_eos", False) is True
+    return Options(stops, ignore, constraint, overflow, guesses, adapter, logprobs, sampling)
 
 
 def _adapter(given: Mapping[str, Any]) -> tuple[str, ...] | None:

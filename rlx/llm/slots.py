@@ -244,6 +244,17 @@ class Slots:
 
         `rows` say how each is sampled. A run that fails, or is interrupted, leaves all slots as they were.
         """
+        made = self.run_for(parts, wanted, [] if output is None else [output], rows)
+        return made[0] if made else np.empty(0)
+
+    def run_for(
+        self,
+        parts: Mapping[int, Sequence[int]],
+        wanted: Sequence[tuple[int, int]],
+        outputs: Sequence[str],
+        rows: Sequence[Row] | None = None,
+    ) -> list[Array]:
+        """As `run`, for several outputs."""
         most = max(len(part) for part in parts.values())
         for slot, tokens in enumerate(self.filled):
             if slot not in parts and len(tokens) > self.capacity - most:  # it would be written over
@@ -258,14 +269,14 @@ class Slots:
         if self._with_adapters:
             given |= self._adapter_inputs(places // most)
         try:
-            made = self.model.run(given, outputs=[] if output is None else [output])
+            made = self.model.run(given, outputs=list(outputs))
         except BaseException:
             # nothing before the lengths was written to, and these are known
             self._write_lengths([len(tokens) for tokens in self.filled])
             raise
         for slot, part in parts.items():
             self.filled[slot] += part
-        return np.asarray(made[0]) if made else np.empty(0)
+        return [np.asarray(array) for array in made]
 
     def _adapter_inputs(self, wanted: Array) -> dict[str, Array]:
         """The adapter of each slot, and of each row that is wanted, of these slots."""

@@ -55,6 +55,7 @@ def snapshot_of(llm: LanguageModel, made: Generation) -> bytes:
         "held": llm.slots.held(made.slot),
         "prompt": made.prompt,
         "ids": made.ids,
+        "logprobs": made.logprobs,
         "pending": made.pending,
         "finish_reason": made.finish_reason,
         "limits": {**vars(limits), "ends": sorted(limits.ends), "stops": list(limits.stops)},
@@ -87,7 +88,7 @@ def restored(llm: LanguageModel, data: bytes, constraint: Constraint | None) -> 
         raise ModelFormatError("restore: the snapshot has no prompt, or no token to go on from")
     if len(filled) + len(pending) > llm.context + bool(ids):  # the last token that is written is not read
         raise OptionError(f"restore: {len(filled):,} tokens have no room in a context of {llm.context:,}")
-    rows = _rows(llm, header, body, len(filled))
+    rows, logprobs = _rows(llm, header, body, len(filled)), _logprobs(header, len(ids))
     try:
         made = _generation(llm, header, prompt, constraint, adapter)
         room = llm.context - len(filled) - len(pending) + 1
@@ -101,6 +102,7 @@ def restored(llm: LanguageModel, data: bytes, constraint: Constraint | None) -> 
     if shifts and llm.context <= 2 + made.limits.fixed:
         raise OptionError(f"restore: a context of {llm.context:,} is too short for a text that goes on when it is full")
     made.replay(ids, header.get("finish_reason"))
+    made.logprobs = logprobs
     slot, _ = llm.slots.seat(made, [], adapter=adapter)
     llm.slots.put_rows(slot, filled, rows)
     made.slot, made.pending = slot, pending
@@ -168,8 +170,18 @@ def _generation(
     shifts = told["shifts"] is True
     most = told["most"] if shifts else min(told["most"], llm.context - len(prompt) + 1)  # of this context
     limits = Limits(most, ends, tuple(stops), shifts, told["fixed"], told["guesses"])
-    form = None if constraint is None else constraint.copy()
-    return Generation(llm, prompt, limits, Chooser(Sampling(**drawn), form), llm.drafter, adapter)
+    form, told_more = None if constraint is None else constraint.copy(), header.get("logprobs") is not None
+    return Generation(
+        llm, prompt, limits, Chooser(Sampling(**drawn), form, told=told_more), llm.drafter, adapter, told_more
+    )
+
+
+def _logprobs(header: dict[str, Any], count: int) -> list[float] | None:
+    """Those of the text's tokens, where it was asked for them."""
+    given = header.get("logprobs")
+    if given is not None and not (isinstance(given, list) and len(given) == count and set(map(type, given)) <= {float}):
+        raise ModelFormatError("restore: the header is not of this format: logprobs")
+    return given
 
 
 def _adapter(header: dict[str, Any]) -> tuple[str, ...] | None:

@@ -47,7 +47,7 @@ def step(slots: Slots, generations: Sequence[Generation]) -> list[str]:
         parts.append(Part(made, tokens, guesses, whole))
     lengths = [len(slots.filled[made.slot]) for made in generations]
     try:
-        chosen = _run(slots, parts)
+        chosen, logprobs = _run(slots, parts)
     except BaseException:
         for part, length in zip(parts, lengths, strict=True):
             slots.cut(part.made.slot, length)  # what it was to compute is pending still
@@ -56,30 +56,31 @@ def step(slots: Slots, generations: Sequence[Generation]) -> list[str]:
     texts = []
     for part, length in zip(parts, lengths, strict=True):
         own = [chosen.pop(0) for _ in part.wanted]
-        text, kept = part.made.took(len(part.tokens), part.guesses, own, seconds)
+        probable = [logprobs.pop(0) for _ in part.wanted] if logprobs else []
+        text, kept = part.made.took(len(part.tokens), part.guesses, own, seconds, probable)
         if kept < len(part.guesses):
             slots.cut(part.made.slot, length + len(part.tokens) + kept)
         texts.append(text)
     return texts
 
 
-def _run(slots: Slots, parts: Sequence[Part]) -> list[int]:
-    """The tokens that follow at the wanted places of all parts."""
+def _run(slots: Slots, parts: Sequence[Part]) -> tuple[list[int], list[float]]:
+    """The tokens that follow at the wanted places of all parts, and where one asks for them their log-probabilities."""
     given = {part.made.slot: part.tokens + part.guesses for part in parts}
     wanted = [place for part in parts for place in part.wanted]
     if not wanted:
         slots.run(given, [], None)
-        return []
+        return [], []
     if all(part.made.choose.plain for part in parts if part.whole):
-        found: list[int] = slots.run(given, wanted, "token").tolist()
-        return found
+        return slots.run(given, wanted, "token").tolist(), []
     rows = []
     for part in parts:
         if part.whole:
             text = slots.filled[part.made.slot][-slots.sampler.history :] + part.tokens
             rows += part.made.choose.rows(text, part.guesses, slots.sampler.history)
-    found = slots.run(given, wanted, "sampled", rows).tolist()
+    asked = any(part.made.logprobs is not None for part in parts if part.whole)
+    found, *more = (a.tolist() for a in slots.run_for(given, wanted, ["sampled", "logprob"][: 1 + asked], rows))
     for part in parts:
         if part.whole and found[wanted.index(part.wanted[0])] < 0:
             raise ExecutionError("no token can follow: the logits are not finite, or all tokens are forbidden")
-    return found
+    return found, more[0] if more else []

@@ -137,10 +137,7 @@ class Blocks(ABC):
             return self.graph.param(name, data=type.encoding.decode(stored.read(), shape))
         if not type.dtype.is_float or type.dtype.bits < 16:
             raise ModelFormatError(f"{self.source.path}: tensor {name!r}: expected floats or blocks, got {type.dtype}")
-        data = stored.read()
-        if not self.source.decoded and not data.flags.aligned:
-            return self.graph.param(name, shape, type.dtype)
-        return self.graph.param(name, data=np.require(data, requirements="A"))
+        return self.graph.param(name, data=stored.read())  # where it lies, aligned or not: who loads it copies it
 
     def wide(self, value: Value) -> Value:
         """The numbers of a weight in f32."""

@@ -76,7 +76,7 @@ class Source:
     """A model's files: `architecture` as they call it, and `tensors` by the names that they have there.
 
     `metadata` are the keys of a GGUF file, or the fields of a config.json. `decoded`: blocks that no kernel reads are
-    decoded into params, and what is not aligned is copied; else these params have no values: an estimate needs none.
+    decoded into params; else these params have no values: an estimate needs none.
     """
 
     path: str

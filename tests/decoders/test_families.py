@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from converted_files import contents
 from small_decoders import TOKENS, ids_of, write_folder, write_gguf
 
 import rlx
@@ -17,6 +18,7 @@ from rlx.models.decoder import build_decoder
 
 HERE = Path(__file__).parent
 CASES: dict[str, dict[str, Any]] = json.loads((HERE / "configs.json").read_text())
+CONVERTED: dict[str, dict[str, Any]] = json.loads((HERE / "converted.json").read_text())
 SHOWN = [0, 5, 31, TOKENS - 1]  # the places whose logits are stored
 
 
@@ -81,12 +83,28 @@ def test_weights_and_caches_of_16_bits_stay_so(dtype: Any, tmp_path: Path) -> No
 # not made to sum up to 1
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {"mistral", "gemma2-scalar", "qwen3-moe"}))
 def test_gguf_files_mean_the_same(name: str, tmp_path: Path, expected: Any) -> None:
-    """A file with the names, keys and orders of llama.cpp gives the logits of the folder."""
+    """A file with the tensors and keys of llama.cpp's converter gives the logits of the folder."""
     case = CASES[name]
-    path = write_gguf(tmp_path / "m.gguf", case["config"], case["shapes"])
+    path = write_gguf(tmp_path / "m.gguf", case["config"], case["shapes"], facts=CONVERTED[name]["facts"])
     ids = ids_of(case["config"]["vocab_size"])
     made = logits_of(model_of(path, len(ids), "reference"), ids, [TOKENS])
     np.testing.assert_allclose(made, expected[name], atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gguf_files_are_written_as_by_llama_cpp(name: str, tmp_path: Path) -> None:
+    """Names, shapes and bytes of tensors, and keys, are what its own converter made (tools/converted_files.py)."""
+    made, wanted = (
+        contents(write_gguf(tmp_path / "m.gguf", CASES[name]["config"], CASES[name]["shapes"])),
+        CONVERTED[name],
+    )
+    for tensors in (made["tensors"], wanted["tensors"]):
+        for found in tensors.values():
+            found[0] = [n for n in found[0] if n > 1]  # of a router's one row older ones leave out an axis
+    assert made["tensors"] == wanted["tensors"]
+    both = made["facts"].keys() & wanted["facts"].keys()
+    assert {key: made["facts"][key] for key in both} == {key: wanted["facts"][key] for key in both}
+    assert {"block_count", "embedding_length", "attention.head_count"} <= {key.partition(".")[2] for key in both}
 
 
 @pytest.mark.parametrize(

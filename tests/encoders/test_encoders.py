@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from converted_files import contents
 from encoder_vectors import COUNTS, SHOWN, ids_of
 from small_decoders import write_folder, write_safetensors
 from small_encoders import as_published, write_gguf
@@ -44,6 +45,19 @@ def test_folders_give_the_vectors_of_transformers(name: str, device: str, tmp_pa
 def test_gguf_files_mean_the_same(name: str, tmp_path: Path, expected: Any) -> None:
     path = write_gguf(tmp_path / "m.gguf", CASES[name]["config"], CASES[name]["shapes"])
     np.testing.assert_allclose(hidden_of(path, "cpu"), expected[name], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "nomic"])
+def test_gguf_files_are_written_as_by_llama_cpp(name: str, tmp_path: Path) -> None:
+    """Names, shapes and bytes of tensors, and keys, are what its own converter made (tools/converted_files.py)."""
+    wanted = json.loads((HERE / "converted.json").read_text())[name]
+    made = contents(write_gguf(tmp_path / "m.gguf", CASES[name]["config"], CASES[name]["shapes"]))
+    assert made["tensors"] == wanted["tensors"]
+    both = made["facts"].keys() & wanted["facts"].keys()
+    assert len(both) >= 6
+    if name == "nomic":  # the converter takes sizes as transformers knows them, and so those of the published model
+        both = {"nomic-bert.attention.causal", "nomic-bert.rope.freq_base"}
+    assert {key: made["facts"][key] for key in both} == {key: wanted["facts"][key] for key in both}
 
 
 def test_names_that_a_model_was_published_with(tmp_path: Path, expected: Any) -> None:

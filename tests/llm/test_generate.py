@@ -322,6 +322,23 @@ def test_penalties_and_biases_change_the_likeliest_token(llm: LanguageModel) -> 
     assert set(varied.ids) != {40}
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.1, "top_k": 9, "seed": 5}, {"speculate": 4}])
+def test_tokens_tell_how_probable_they_are(llm: LanguageModel, options: dict[str, Any]) -> None:
+    """By the model's own logits, whatever was done to these; the text is the same as without."""
+    prompt = [1, 5, 6, 5, 6, 5]
+    made = llm.generate(prompt, 24, ignore_eos=True, logprobs=True, **options)
+    text = "".join(made)
+    assert text == "".join(llm.generate(prompt, 24, ignore_eos=True, **options))
+    assert made.logprobs is not None
+    wanted = llm.score([*prompt, *made.ids]).logprobs[len(prompt) - 1 :]
+    np.testing.assert_allclose(made.logprobs, wanted, atol=1e-4)
+    begun = llm.generate(prompt, 24, ignore_eos=True, logprobs=True, **options)
+    next(begun)
+    again = llm.restore(llm.snapshot(begun))
+    assert "".join([*again]) == text[len(begun.text) :]
+    np.testing.assert_array_equal(again.logprobs, made.logprobs)
+
+
 def test_threads_do_not_mix_their_texts(llm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes while a token is computed gets an error, wherever the other is; that one's text is right."""
     want = list(llm.generate("hello", 5, ignore_eos=True))
