@@ -5,9 +5,9 @@ python benchmarks/gradients.py --threads 1 2 --rounds 5
 MLP (784-1024-1024-16, b128), LSTM (128-256, 64 steps, b32), ResNet-18 with the norms of its batch (b8, 224 x 224) and a
 transformer (6 x 384, b8 s128). Each library runs in a process of its own, with that many threads and processors, and
 they take turns: one process a round measures some runs and ends. All compute the loss and the gradients of all weights,
-and their losses must agree. Printed are the least times of a step (other programs only make them longer), how many times
-as long the others take, the share of the FMA peak (of rlx: arithmetic of products over time, with `--peak` GFLOP/s of a thread),
-and the peak of resident memory above that after imports and data, compiling included, in MB.
+and their losses must agree. Printed are the least times of a step (other programs only make them longer), how many
+times as long the others take, the share of the FMA peak (of rlx: arithmetic of products over time, with `--peak`
+GFLOP/s of a thread), and the peak of resident memory above that after imports and data, compiling included, in MB.
 """
 
 from __future__ import annotations

@@ -172,7 +172,9 @@ def separable(g: rlx.Graph, pair: tuple[int, ...], kernel: int, after: str) -> N
     g.output(rlx.conv(y, g.param("w4", (8, outputs, 1, 1))))
 
 
-def depthwise(g: rlx.Graph, x: Value, channels: int, kernel: int, stride: int, after: Callable[[Value], Value]) -> Value:
+def depthwise(
+    g: rlx.Graph, x: Value, channels: int, kernel: int, stride: int, after: Callable[[Value], Value]
+) -> Value:
     """One with a bias, and what comes after it."""
     w, b = g.param("w2", (channels, 1, kernel, kernel)), g.param("b2", (channels,))
     return after(rlx.conv(x, w, b, pads=(kernel // 2,) * 4, strides=(stride, stride), groups=channels))
