@@ -158,7 +158,7 @@ def widened(g: rlx.Graph, block: tuple[int, ...], kernel: int, after: str) -> No
     channels, wide, outputs, stride, size = block
     x = rlx.conv(g.input("x", (1, 8, size, size)), g.param("w0", (channels, 8, 1, 1)), g.param("b0", (channels,)))
     y = SMALL[after](rlx.conv(x, g.param("w1", (wide, channels, 1, 1)), g.param("b1", (wide,))))
-    y = depthwise(g, y, wide, kernel, stride, lambda y: SMALL[after](y))
+    y = depthwise(g, y, wide, kernel, stride, SMALL[after])
     y = rlx.conv(y, g.param("w3", (outputs, wide, 1, 1)), g.param("b3", (outputs,)))
     g.output(rlx.conv(y + x if (outputs, stride) == (channels, 1) else y, g.param("w4", (8, outputs, 1, 1))))
 
