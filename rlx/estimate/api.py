@@ -185,9 +185,9 @@ def _with_gradients(grad: bool | str | Sequence[str] | Mapping[str, Any]) -> Cha
     given = grad if isinstance(grad, Mapping) else {} if grad is True else {"wrt": grad}
 
     def change(graph: Graph) -> Graph:
-        from rlx.transform.functions import value_and_grad
+        from rlx.ops.gradients import with_gradients
 
-        return value_and_grad(graph, **given)
+        return with_gradients(graph, **given)
 
     return change
 

@@ -8,6 +8,10 @@ in `products`, `windows` has pools only; recurrent layers are in `rlx.transform.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
+from rlx.ir.graph import Graph
 from rlx.ops.gradients import (
     activation,
     batching,
@@ -32,6 +36,7 @@ __all__ = [
     "fourier",
     "index",
     "layout",
+    "load_rules",
     "norms",
     "products",
     "quantised",
@@ -40,4 +45,16 @@ __all__ = [
     "resampling",
     "sampling",
     "windows",
+    "with_gradients",
 ]
+
+
+def load_rules() -> None:
+    """Loads the rules that are written with loops as well; they lie above this part."""
+    import_module("rlx.transform.functions")
+
+
+def with_gradients(graph: Graph, **keywords: Any) -> Graph:
+    """`rlx.value_and_grad` of a graph, for parts that lie below it."""
+    made: Graph = import_module("rlx.transform.functions").value_and_grad(graph, **keywords)
+    return made

@@ -7,7 +7,6 @@ from __future__ import annotations
 from rlx.importers.onnx.mappings import (
     attention,
     control,
-    gradient,
     layout,
     loss,
     math,
