@@ -1,4 +1,4 @@
-"""ONNX ops that the standard defines by others: losses, gradients, training, gates, caches, convolution with a state."""
+"""ONNX ops that the standard defines by others: losses, gradients, training, gates, caches, convolution with state."""
 
 from __future__ import annotations
 
