@@ -46,6 +46,7 @@ LEFT_OUT = {
     "Adam": "not in onnxruntime",
     "Momentum": "not in onnxruntime",
     "FlexAttention": "not in onnxruntime",
+    "Gradient": "not in onnxruntime",
     "ImageDecoder": "image files",
     "CategoryMapper": "strings",
     "RegexFullMatch": "strings",
