@@ -193,6 +193,10 @@ def _identity(name: str, n: Size, m: Size) -> Cases:
     yield case(OPS[name](), Operand((n, m)), turned=True)
 
 
+def _within(name: str, n: Size, m: Size) -> Cases:
+    yield case(OPS[name](1 << 30), Operand((n, m)))
+
+
 def _reshape(name: str, n: Size, m: Size) -> Cases:
     x = Operand((n, m, 6))
     shapes: list[Shape] = [(n * m * 6,), (n * m, 6), (n, m * 6), (n, m, 2, 3), (n, 6, m), (6, m, n), (1, n, m, 6, 1)]
@@ -594,6 +598,7 @@ _MAKERS: dict[str, Make] = {
     "global_average_pool": _global_pool,
     "global_max_pool": _global_pool,
     **dict.fromkeys(("identity", "stop_gradient", "again"), _identity),
+    "within": _within,
     "iota": _iota,
     "layer_norm": _layer_norm,
     "log_softmax": _softmax,

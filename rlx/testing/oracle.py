@@ -79,7 +79,7 @@ EXACT = frozenset((
     "sign", "size_of", "slice", "space_to_depth", "split",
     "sqrt", "squeeze",
     "stop_gradient", "sub", "thresholded_relu", "tile", "top_k", "transpose", "tree_ensemble", "trilu", "unique",
-    "unique_places", "unsqueeze", "where", "whole_conv", "xor",
+    "unique_places", "unsqueeze", "where", "whole_conv", "within", "xor",
 ))  # fmt: skip
 
 # Sums of many terms, cancellation, or a chain of approximations: how many times the dtype's tolerance.

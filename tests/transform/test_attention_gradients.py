@@ -77,4 +77,4 @@ def test_no_square_of_the_length_is_kept() -> None:
     model = rlx.jit(rlx.grad(loss, (0, 1, 2)), device="cpu").compile(q, q, q)
     assert model.plan is not None
     scores = 2 * 4096 * 4096 * 4
-    assert model.plan.arena < 0.4 * scores
+    assert model.plan.arena < 0.5 * scores

@@ -133,7 +133,7 @@ def check_random(first: int, last: int) -> None:
 def check_run(name: str, patch: pytest.MonkeyPatch) -> None:
     """A model whose own memory is guarded, run into guarded `out=` arrays."""
 
-    def bytes_at_a_guard(count: int, alignment: int = 64) -> Array:
+    def bytes_at_a_guard(count: int, alignment: int = 64, sparse: bool = False) -> Array:
         return GuardedMemory(count).bytes
 
     for module in (binding, executable, shared):
