@@ -608,6 +608,17 @@ def test_single_pixels_are_products_of_pairs() -> None:
 
 
 @PRECISIONS
+@pytest.mark.parametrize("outputs, channels", [(3, 8), (8, 1), (8, 8)])
+def test_single_pixels_that_are_no_product(outputs: int, channels: int, precision: str) -> None:
+    """What is added to rows of the image keeps them from being one; of so few outputs or channels pairs do not pay."""
+    g, rng = rlx.Graph("conv"), np.random.default_rng(0)
+    y = rlx.conv(g.input("x", (2, channels, 6, 5)), g.param("w", (outputs, channels, 1, 1)))
+    g.output(y + g.input("rows", (6, 1)), "y")
+    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("x", (2, channels, 6, 5)), ("rows", (6, 1)))}
+    agree(g, feeds, precision, 2e-6, {"w": rng.standard_normal((outputs, channels, 1, 1)).astype(np.float32)})
+
+
+@PRECISIONS
 def test_transposed_convolutions(precision: str) -> None:
     g, rng = rlx.Graph("conv"), np.random.default_rng(0)
     g.output(rlx.conv_transpose(g.input("x", (2, 8, 14, 13)), g.param("w", (8, 24, 3, 3)), strides=(2, 2)), "y")

@@ -88,7 +88,7 @@ def layout(kernel: Kernel, setting: Setting, strategies: Sequence[CpuStrategy] =
     made: list[Kernel] = []
     in_pairs = anchor.activations == "bf16" and pairs.are_many(anchor.w_shape, anchor.groups)
     if anchor.x.dtype.is_float and anchor.x.dtype.bits < 32 and not in_pairs:  # summed in f32
-        anchor = replace(anchor, x=Cast(anchor.x, F32), w=Cast(anchor.w, F32))
+        anchor = replace(anchor, x=Cast(anchor.x, F32), w=Cast(anchor.w, F32), activations="")
         kernel = kernel.with_anchor(anchor)
     if len(anchor.x_shape) == 5:
         if not reads_in_place(anchor) and not _channels_together(anchor):
