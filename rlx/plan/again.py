@@ -305,18 +305,18 @@ class _Line:
         order: list[int] = []
         kept: set[Buffer] = set()
 
-        def needs(n: int) -> bool:
+        def needs(n: int, waiting: int) -> bool:
             for b in self.steps[n].reads:
                 if lives.last[b] >= lives.peak or b in kept or makers[b] in order:
                     continue
                 if _SMALL * self.sizes[b] <= bytes_freed or not self.steps[makers[b]].repeatable:
                     kept.add(b)
-                elif not needs(makers[b]):
+                elif waiting == _LONGEST or not needs(makers[b], waiting + 1):
                     return False
             order.append(n)
             return len(order) <= _LONGEST
 
-        return (order, sum(self.sizes[b] for b in kept)) if needs(number) else None
+        return (order, sum(self.sizes[b] for b in kept)) if needs(number, 1) else None
 
     def outer(self) -> list[int]:
         """By step: that where the outermost branch or loop around it begins, itself if there is none."""

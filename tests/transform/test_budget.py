@@ -196,6 +196,20 @@ def test_loops_and_second_derivatives() -> None:
         assert np.array_equal(a, b)
 
 
+def test_a_long_chain_that_nothing_was_kept_of() -> None:
+    """What would take more kernels to make again than one candidate may is passed over, however many those are."""
+    c = normal(8, 8)
+
+    def loss(w: Any, x: Any) -> Any:
+        for _ in range(330):
+            x = ops.softmax(np.sin(x @ c) @ c)
+        return np.mean(np.tanh(np.sin(np.tanh(np.sin(x @ w) @ w) @ w) * x))
+
+    given = normal(8, 8), normal(200, 8)
+    whole = arena(rlx.jit(rlx.grad(loss), device="interp").compile(*given))
+    assert arena(rlx.jit(rlx.grad(loss, budget=whole * 9 // 10), device="interp").compile(*given)) <= whole * 9 // 10
+
+
 def test_what_is_refused() -> None:
     loss, ws, x = NETS["deep"]
     with pytest.raises(OptionError, match="grad: budget='much'"):

@@ -96,12 +96,29 @@ class Statics:
         self._known: dict[Value, bool] = {}
 
     def __contains__(self, value: Value) -> bool:
-        if value.node is None:
+        waiting = [value]  # no recursion: graphs are deeper than Python's stack
+        while waiting:
+            made = self._of(waiting[-1])
+            if isinstance(made, Value):
+                waiting.append(made)
+            else:
+                waiting.pop()
+        return bool(self._of(value))
+
+    def _of(self, value: Value) -> bool | Value:
+        """Whether the value is one of them, or the input that is to be known first."""
+        node = value.node
+        if node is None:
             return value.kind in ("param", "const")
         if value not in self._known:
-            node = value.node
             fixed = is_sized(value) and not node.regions and not _has_dims(tuple(node.op.attributes().values()))
-            self._known[value] = fixed and all(v in self for v in node.inputs)
+            for v in node.inputs if fixed else ():
+                if v.node is not None and v not in self._known:
+                    return v
+                if not self._of(v):
+                    fixed = False
+                    break
+            self._known[value] = fixed
         return self._known[value]
 
 
