@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from rlx.boundary import bounded_class
 from rlx.errors import ExecutionError, OptionError, ShapeError
 from rlx.ir.graph import Array, refuse_masked
 from rlx.runtime.memory import ModelMemory, give_back
+
+if TYPE_CHECKING:
+    from rlx.runtime.writing import Writer
 
 __all__ = ["ExpertControl"]
 
@@ -26,6 +29,7 @@ class ExpertControl:
     """
 
     memory: ModelMemory | None
+    _writer: Writer | None
     _executable: Executable[Any]
 
     @property
@@ -51,6 +55,8 @@ class ExpertControl:
             more = before - (every - kept)
             if more > 0:
                 self.memory.admit_experts(more)
+        if self._writer is not None:
+            self._writer.finish()  # which has all experts
         try:
             self._executable.set_resident(masks)
         finally:  # where memory ran out, some layers are as asked

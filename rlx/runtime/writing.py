@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlx.arithmetic import usual_arithmetic
+from rlx.forks import restart_in_child
 from rlx.heap import give_back_heap
 from rlx.lazy_imports import log
 
@@ -29,6 +30,7 @@ class Writer:
         self.entry, self.write = entry, write
         self.begin = threading.Event()
         self.thread = threading.Thread(target=self._work, name="rlx cache")
+        restart_in_child(self._leave_to_parent)
         try:
             self.thread.start()
         except RuntimeError:  # no thread to be had, or Python is ending
@@ -47,6 +49,11 @@ class Writer:
         finally:
             del self.write  # and with it the model
             give_back_heap()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child, which has no such thread: the lock of the event may have been held, and is for ever."""
+        self.begin = threading.Event()
+        vars(self).pop("write", None)
 
     def finish(self) -> None:
         """Has it begin, and waits until the entry is there."""

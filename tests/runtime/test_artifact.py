@@ -517,6 +517,30 @@ rlx.load({str(path)!r}, device="cpu", cache_dir={str(kept)!r})
     assert is_hit(rlx.load(path, device="cpu", cache_dir=kept))
 
 
+@pytest.mark.skipif(os.name != "posix", reason="forks as POSIX has them")
+def test_a_child_has_no_entry_to_write(tmp_path: Path) -> None:
+    """Forked while the thread looks whether to begin: the child runs and closes the model, the parent writes."""
+    path, kept = onnx_model(tmp_path), tmp_path / "cache"
+    code = f"""
+import os, signal, numpy as np, rlx
+from rlx.runtime import writing
+writing.PATIENCE = 600.0
+model = rlx.load({str(path)!r}, device="cpu", cache_dir={str(kept)!r})
+with model._writer.begin._cond:  # as the thread has it then
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        model.run({{"i": np.arange(5)}})
+        model.close()
+        os._exit(0)
+status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+assert status == 0, status
+assert not os.path.exists({str(kept / "artifacts")!r})
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=120, check=True)
+    assert is_hit(rlx.load(path, device="cpu", cache_dir=kept))
+
+
 def test_a_failed_write_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

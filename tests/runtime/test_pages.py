@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import platform
 import sys
@@ -14,7 +15,7 @@ from fresh_process import in_fresh_process
 
 import rlx
 from rlx.backends.cpu.jit import resident
-from rlx.backends.cpu.runtime import prepare
+from rlx.backends.cpu.runtime import binding, prepare
 from rlx.backends.cpu.runtime.binding import aligned_bytes
 from rlx.estimate.resident import peak_bytes, resident_bytes
 from rlx.ir import mapped
@@ -171,6 +172,21 @@ def test_copies_for_packing_have_one_memory(path: str, monkeypatch: pytest.Monke
     model._executable.pack()
     (large,) = [size for size in taken if size >= MIB]
     assert large < 48 * MIB < LAYERS * SIZE * SIZE * 4
+
+
+def test_an_arena_in_usual_pages_where_the_system_has_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux without large pages refuses the advice."""
+
+    class Refusing(mmap.mmap):
+        def madvise(self, *given: int) -> None:
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(binding.mmap, "mmap", Refusing)
+    memory = aligned_bytes(3 << 20, 256, sparse=True)
+    assert memory.nbytes == 3 << 20
+    assert memory.ctypes.data % 256 == 0
+    memory[-1] = 7
+    assert memory.sum() == 7
 
 
 def test_what_is_given_back_is_read_again(path: str) -> None:

@@ -14,6 +14,7 @@ from fresh_process import in_fresh_process
 import rlx
 from rlx.errors import BusyError, MemoryDeficit, OptionError, ShapeError
 from rlx.estimate.resident import resident_bytes
+from rlx.runtime import writing
 
 HIDDEN, INNER, EXPERTS = 32, 48, 8
 PANELS = 4 * (2 * HIDDEN * INNER + INNER * HIDDEN)  # bytes of an expert's: INNER and HIDDEN are whole panels
@@ -69,6 +70,16 @@ def held(**options: Any) -> Any:
 
 def rows(count: int, seed: int = 0, hidden: int = HIDDEN) -> Any:
     return np.random.default_rng(seed).standard_normal((count, hidden), dtype=np.float32)
+
+
+def test_the_entry_of_the_cache_is_written_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its writer would keep the weights of all experts for as long."""
+    monkeypatch.setattr(writing, "PATIENCE", 600.0)
+    model, seen = held(), []
+    model._writer = writing.Writer(tmp_path / "entry", lambda: seen.append(model._executable.offloaded_bytes))
+    model.set_resident_experts(SOME)
+    assert seen == [0]
+    assert model._executable.offloaded_bytes > 0
 
 
 MASKS = [SOME, ~SOME, np.zeros(EXPERTS, np.bool_), [SOME, ~SOME], [[True] * EXPERTS, SOME], None]

@@ -143,11 +143,9 @@ class Emitter(Printer[Value, Scope]):
     def number(self, number: int, ty: str) -> str:
         """The value of a word that has the bits of a float, loaded at the entry."""
         if number not in self.numbers:
-            start = len(self.f.lines)
-            place = self.f.gep("%words", self.table.slot(Literal(number)), "i64")
-            self.numbers[number] = self.f.load(ty, place, align=8)
-            self.f.slots.extend(self.f.lines[start:])
-            del self.f.lines[start:]
+            self.numbers[number] = self.f.in_entry(
+                lambda: self.f.load(ty, self.f.gep("%words", self.table.slot(Literal(number)), "i64"), align=8)
+            )
         return self.numbers[number]
 
     def add(self, a: str, b: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +49,8 @@ def aligned_bytes(count: int, alignment: int = 64, *, sparse: bool = False) -> n
     if sparse and count >= LARGE_PAGE:
         memory = mmap.mmap(-1, count + alignment, access=mmap.ACCESS_COPY)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
+            with suppress(OSError):  # of a kernel without large pages
+                memory.madvise(mmap.MADV_NOHUGEPAGE)
         raw = np.frombuffer(memory, np.uint8)
         start = -raw.ctypes.data % alignment
         return raw[start : start + count]
