@@ -194,7 +194,8 @@ def _identity(name: str, n: Size, m: Size) -> Cases:
 
 
 def _within(name: str, n: Size, m: Size) -> Cases:
-    yield case(OPS[name](1 << 30), Operand((n, m)))
+    cls: Any = OPS[name]
+    yield case(cls(1 << 30), Operand((n, m)))
 
 
 def _reshape(name: str, n: Size, m: Size) -> Cases:
