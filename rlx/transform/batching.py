@@ -318,6 +318,10 @@ def vmap(
             if place is None and value in work.values:
                 raise OptionError("vmap: out_axes is None for a result that differs between the slices")
             whole = work.whole(value) if place is None else work.result(value)
+            if place is not None and not -whole.rank <= place < whole.rank:
+                raise ShapeError(
+                    f"vmap: out_axes={place}: the result has the axes 0 to {whole.rank - 1} with that of the slices"
+                )
             made.append(whole if place is None else moved(whole, 0, place % whole.rank))
         return fill(result, made)
 

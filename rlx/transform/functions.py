@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
 from rlx.boundary import bounded
@@ -91,12 +91,16 @@ def _check_smooth(what: str, leaves: Sequence[tuple[str, Value]]) -> None:
 
 
 def positions(what: str, argnums: Argnums, count: int) -> list[int]:
-    """The positions as 0 <= n < count; `OptionError` for others."""
-    given = [argnums] if isinstance(argnums, int) else list(argnums)
+    """The positions as 0 <= n < count; `OptionError` for others, and for one that is named twice."""
+    given = _key_of(argnums)
+    given = given if isinstance(given, tuple) else (given,)
     for n in given:
         if not isinstance(n, int) or isinstance(n, bool) or not -count <= n < count:
             raise OptionError(f"{what}: argnums {argnums!r}: the call has {count} arguments by position")
-    return [n % count for n in given]
+    chosen = [n % count for n in given]
+    if len(set(chosen)) < len(chosen):
+        raise OptionError(f"{what}: argnums {argnums!r} names an argument twice: name each once")
+    return chosen
 
 
 # ---- reverse
@@ -128,7 +132,8 @@ def value_and_grad(
 ) -> Any:
     """A function that gives `(value, gradient)` of `function`, a scalar. (jax.value_and_grad) See `grad`."""
     if isinstance(function, Graph):
-        return grad_of_graph(function, keep=True, budget=budget, **of_graph)
+        return _of_graph("value_and_grad", function, argnums, has_aux, budget, of_graph)
+    _refuse_graphs_keywords("value_and_grad", of_graph)
     return _value_and_grad("value_and_grad", function, argnums, has_aux, budget)
 
 
@@ -155,7 +160,25 @@ def _value_and_grad(
         whole = grads[0] if isinstance(argnums, int) else tuple(grads)
         return ((y, aux) if has_aux else y), whole
 
-    return transformed(what, function, call, (what, _key_of(argnums), has_aux, budget))
+    return transformed(what, function, call, (what, repr(_key_of(argnums)), has_aux, budget))
+
+
+def _of_graph(
+    what: str, graph: Graph, argnums: Argnums, has_aux: bool, budget: Budget, keywords: dict[str, Any]
+) -> Graph:
+    for name, value, default in (("argnums", argnums, 0), ("has_aux", has_aux, False)):
+        if value != default:
+            raise OptionError(f"{what}: {name}={value!r} is for functions: of a graph choose by wrt= and of=")
+    if unknown := keywords.keys() - {"wrt", "of"}:
+        raise OptionError(f"{what}: unknown keyword {min(unknown)!r}: of a graph it takes wrt=, of= and budget=")
+    return grad_of_graph(graph, keep=what == "value_and_grad", budget=budget, **keywords)
+
+
+def _refuse_graphs_keywords(what: str, keywords: dict[str, Any]) -> None:
+    if keywords:
+        name = min(keywords)
+        hint = "is for graphs: of a function choose by argnums=" if name in ("wrt", "of") else "is no keyword of it"
+        raise OptionError(f"{what}: {name}={keywords[name]!r} {hint}")
 
 
 def _check_budget(what: str, budget: Budget) -> None:
@@ -164,7 +187,7 @@ def _check_budget(what: str, budget: Budget) -> None:
 
 
 def _key_of(argnums: Argnums) -> Any:
-    return argnums if isinstance(argnums, int) else tuple(argnums)
+    return tuple(argnums) if isinstance(argnums, Iterable) else argnums
 
 
 def _one(y: Value) -> Value:
@@ -224,14 +247,15 @@ def grad(
     that can be reached, `OptionError` for a device without a plan of ours, or a size without an upper bound.
     """
     if isinstance(function, Graph):
-        return grad_of_graph(function, keep=False, budget=budget, **of_graph)
+        return _of_graph("grad", function, argnums, has_aux, budget, of_graph)
+    _refuse_graphs_keywords("grad", of_graph)
     both = _value_and_grad("grad", function, argnums, has_aux, budget)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         value, found = both(*args, **kwargs)
         return (found, value[1]) if has_aux else found
 
-    return transformed("grad", function, call, ("grad", _key_of(argnums), has_aux, budget))
+    return transformed("grad", function, call, ("grad", repr(_key_of(argnums)), has_aux, budget))
 
 
 @bounded("vjp", CompileError)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import rlx.ops.gradients  # noqa: F401 - the rules
 from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError
@@ -80,7 +80,11 @@ def _names(graph: Graph, wrt: str | Sequence[str] | None) -> list[str]:
         if not names:
             raise OptionError(f"grad: graph {graph.name!r} has no params that are floats: name inputs by wrt=")
         return names
-    names = [wrt] if isinstance(wrt, str) else list(wrt)
+    names = [wrt] if isinstance(wrt, str) else list(wrt) if isinstance(wrt, Iterable) else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise OptionError(f"grad: wrt={wrt!r}: expected a name of an input or param, or several")
+    if len(set(names)) < len(names):
+        raise OptionError(f"grad: wrt={wrt!r} has a name twice: name each once")
     for name in names:
         leaf = graph.find(name)
         if not is_real(leaf) or leaf.type.encoding is not None:

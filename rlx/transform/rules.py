@@ -173,7 +173,9 @@ def checkpoint(function: Callable[..., Any], *, policy: str | Policy = "nothing"
         frame = open_frame()
         group, result = _grouped(frame, function, args, kwargs)
         group.inputs, group.vjp, group.jvp = tuple(_outside(group)), again, _along
-        group.outputs += tuple(v for node in group.nodes if kept(node.op.op_name) for v in node.outputs)
+        results = set(group.outputs)
+        made = (v for node in group.nodes if kept(node.op.op_name) for v in node.outputs)
+        group.outputs += tuple(v for v in made if v not in results)
         return result
 
     return transformed("checkpoint", function, call)
@@ -211,9 +213,13 @@ def _again(group: Group, inputs: Values, outputs: Values, cotangents: Tangents, 
 
 
 def _along(group: Group, inputs: Values, outputs: Values, tangents: Tangents) -> Tangents:
-    known = {v: t for v, t in zip(group.inputs, tangents, strict=True) if t is not None}
-    push(group.nodes, known, group)
-    return [known.get(v) for v in group.outputs]
+    nodes, values = group.nodes, {v: v for v in group.outputs}
+    if any(own is not v for own, v in zip(inputs, group.inputs, strict=True)):  # in a vmap: over its rows
+        values = dict(zip(group.inputs, inputs, strict=True))
+        nodes = replay(group.nodes, values, group)
+    known = {v: t for v, t in zip(inputs, tangents, strict=True) if t is not None}
+    push(nodes, known, group)
+    return [known.get(values[v]) for v in group.outputs]
 
 
 def _outside(group: Group) -> list[Value]:

@@ -269,6 +269,26 @@ def test_policies_of_checkpoints() -> None:
         rlx.checkpoint(f, policy="dots")
 
 
+@pytest.mark.parametrize("policy", ["nothing", "products", lambda op: True, lambda op: op in ("sin", "identity")])
+def test_checkpoints_within_other_transformations(policy: Any) -> None:
+    """A policy that keeps all ops counts each once, and tangents go through the rows of a vmap."""
+
+    def plain(x: Any) -> Any:
+        inner = np.sin(x @ W)
+        return total(inner * (inner @ W.T @ W)), inner
+
+    def check(f: Any, g: Any) -> None:
+        assert np.allclose(rlx.grad(g)(X), rlx.grad(f)(X))
+        assert np.allclose(rlx.jvp(g, (X,), (X,))[1], rlx.jvp(f, (X,), (X,))[1])
+        rows, mapped = rlx.vmap(f), rlx.vmap(g)
+        assert np.allclose(rlx.jvp(mapped, (X,), (X,))[1], rlx.jvp(rows, (X,), (X,))[1])
+        assert np.allclose(rlx.hessian(lambda x: total(mapped(x)))(X), rlx.hessian(lambda x: total(rows(x)))(X))
+
+    again = rlx.checkpoint(plain, policy=policy)
+    check(lambda x: plain(x)[0], lambda x: again(x)[0])
+    check(lambda x: total(plain(x)[1]), lambda x: total(again(x)[1]))
+
+
 # ---- graphs
 
 
@@ -297,6 +317,18 @@ def test_gradients_of_a_graph() -> None:
         rlx.grad(g, of="other")
     with pytest.raises(NameNotFound):
         rlx.grad(g, wrt="v")
+    refused: dict[str, dict[str, Any]] = {
+        "wrt=5: expected a name": {"wrt": 5},
+        "has a name twice": {"wrt": ("x", "x")},
+        "argnums=1 is for functions": {"argnums": 1},
+        "has_aux=True is for functions": {"has_aux": True},
+        "unknown keyword 'output'": {"output": "loss"},
+    }
+    for message, keywords in refused.items():
+        with pytest.raises(OptionError, match=message):
+            rlx.grad(g, **keywords)
+    with pytest.raises(OptionError, match="wrt=5: expected a name"):
+        rlx.estimate(g, grad=5)  # type: ignore[arg-type]
     g.output(rlx.cast(x, to="i64"), name="whole")
     with pytest.raises(DTypeError, match=r"the output 'whole' is i64\[n, 4\], and only floats have derivatives"):
         rlx.grad(g, of="whole")
@@ -354,6 +386,13 @@ def test_errors_say_what_to_do() -> None:
         rlx.grad(lambda x: total(x).astype(np.int64))(X)
     with pytest.raises(OptionError, match="argnums 2: the call has 1 arguments"):
         rlx.grad(total, 2)(X)
+    with pytest.raises(OptionError, match=r"argnums \(0, -1\) names an argument twice: name each once"):
+        rlx.grad(total, (0, -1))(X)
+    for argnums in (None, 1.0, True, "x"):
+        with pytest.raises(OptionError, match=f"argnums {argnums!r}: the call has 2 arguments"):
+            rlx.grad(lambda x, y: total(x * y), argnums)(X, X)  # type: ignore[call-overload]
+    with pytest.raises(OptionError, match="grad: wrt='x' is for graphs: of a function choose by argnums="):
+        rlx.grad(total, wrt="x")
     with pytest.raises(OptionError, match="grad takes a function, got int"):
         rlx.grad(3)
     with pytest.raises(UnsupportedOp, match="2 nodes have no gradient") as caught:

@@ -89,6 +89,9 @@ def test_axes_and_trees() -> None:
         rlx.vmap(lambda a: a, None)(X)
     with pytest.raises(OptionError, match="out_axes is None for a result that differs"):
         rlx.vmap(lambda a: a, out_axes=None)(X)
+    for place in (X.ndim, -X.ndim - 1):
+        with pytest.raises(ShapeError, match=f"out_axes={place}: the result has the axes 0 to {X.ndim - 1}"):
+            rlx.vmap(lambda a: a, out_axes=place)(X)
 
 
 def test_gradients_of_slices() -> None:

@@ -14,7 +14,7 @@ from rlx.ir.graph import Array, Graph
 from rlx.kernels.expr import Load, Reduce
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Store
-from rlx.ops.layout import Full
+from rlx.ops.layout import Full, Iota
 from rlx.ops.reduction import ArgMax, ArgMin
 from rlx.testing.oracle import compare
 
@@ -95,6 +95,20 @@ def test_a_checked_constant_index_into_an_open_axis() -> None:
     for n in (1, 3, 8):
         data = np.random.default_rng(n).standard_normal((7, 5, n), dtype=np.float32)
         np.testing.assert_array_equal(model.run([data])[0], data[:, :, 0])
+
+
+def test_tests_of_wrapping_integers_are_kept() -> None:
+    """A path without tests is for indices only: arithmetic of i64 that wraps has no interior."""
+    for factor, offset in ((1, 2**63 - 1), (1, -(2**63)), (2**62, 0), (2**63 - 1, 5)):
+        g = rlx.Graph()
+        x = g.input("x", (rlx.Dim("n", 1, 4000),))
+        (number,) = g.add(Iota(x.shape[0]))
+        scaled = number * g.constant(np.int64(factor)) + g.constant(np.int64(offset))
+        g.output(rlx.where(rlx.greater_equal(scaled, g.constant(np.int64(0))), x, -x), "y")
+        compare(g, {"x": np.ones(1999, np.float32)})
+    g = rlx.Graph()
+    g.output(g.input("x", (5,), "i64") ** g.constant(np.int64(-(2**63))), "y")
+    compare(g, {"x": np.array([-3, -1, 1, 2, 3])})
 
 
 def test_tiles_take_operands_of_either_axis() -> None:

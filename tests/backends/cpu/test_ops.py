@@ -51,6 +51,21 @@ def test_op_whose_data_decide_a_size(name: str, device: str, some: Some) -> None
     check_deciding_op(device, name, some, 15)
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+def test_extrema_with_a_constant_nan(dtype: str) -> None:
+    """NaN wins, on either side and as a limit."""
+    kind = DTYPES[dtype].numpy
+    nan, numbers = np.array(np.nan, kind), np.array([1, np.nan, -1, np.inf, -np.inf, *range(14)], kind)
+    g = Graph("extrema")
+    x = g.input("x", numbers.shape, dtype)
+    for number, op in enumerate((rlx.minimum, rlx.maximum)):
+        g.output(op(x, g.constant(nan)), f"right{number}")
+        g.output(op(g.constant(nan), x), f"left{number}")
+    g.output(rlx.clip(x, float("nan"), 2.0), "low")
+    g.output(rlx.clip(x, 0.0, float("nan")), "high")
+    assert all(np.isnan(y.astype(np.float32)).all() for y in rlx.compile(g, device="cpu").run([numbers]))
+
+
 LARGE = {
     "add": [case(elementwise.Add(), Operand((3, 70_001)), Operand((70_001,)))],
     "exp of a transposed": [case(elementwise.Exp(), Operand((1111, 130)), turned=True)],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Sequence
 
 from rlx.backends.cpu.llvm.types import element, is_float, width
 
-__all__ = ["constant", "scalar_constant"]
+__all__ = ["constant", "has_nan", "scalar_constant"]
 
 
 def scalar_constant(value: int | float, ty: str) -> str:
@@ -41,3 +42,12 @@ def constant(value: int | float | Sequence[int | float], ty: str) -> str:
         raise ValueError(f"constant of type {ty}: expected {w} values, got {len(value)}")
     lanes = ", ".join(f"{scalar} {scalar_constant(v, scalar)}" for v in value)
     return f"<{lanes}>" if w > 1 else scalar_constant(value[0], scalar)
+
+
+def has_nan(text: str) -> bool:
+    """Whether a text of `constant` of a float type has a NaN in any lane."""
+    for form, digits in re.findall(r"0x([HR]?)([0-9A-F]+)", text):
+        infinity = {"H": 0x7C00, "R": 0x7F80, "": 0x7FF << 52}[form]
+        if int(digits, 16) & (1 << 4 * len(digits) - 1) - 1 > infinity:
+            return True
+    return False

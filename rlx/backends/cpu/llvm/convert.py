@@ -8,6 +8,7 @@ import numpy as np
 
 from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Function, constant, suffix, vec
+from rlx.backends.cpu.llvm.constants import has_nan
 from rlx.errors import CompileError
 from rlx.ir.casting import ends
 from rlx.ir.dtype import DTYPES, DType
@@ -121,7 +122,7 @@ def _extremum(f: Function, fn: str, a: str, b: str, dtype: DType, ty: str) -> st
         return f.select(_compare(f, "gt" if fn == "max" else "lt", a, b, dtype, ty), a, b, ty)
     if not a.startswith("%"):
         a, b = b, a
-    if not b.startswith("%"):  # against a constant: the operand that may be NaN must be the one given when unordered
+    if not b.startswith("%") and not has_nan(b):  # a must be the one that is given when they are unordered
         return f.select(f.cmp("lt" if fn == "max" else "gt", a, b, ty), b, a, ty)
     best = f.select(f.cmp("gt" if fn == "max" else "lt", a, b, ty), a, b, ty)
     return f.select(f.cmp("uno", a, a, ty), a, best, ty)

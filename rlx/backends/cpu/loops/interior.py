@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from rlx.backends.cpu.loops.emitter import Emitter, Scope
-from rlx.ir.shape import Size
+from rlx.ir.shape import Dim, Size
 from rlx.kernels.affine import Affine, affine
 from rlx.kernels.expr import Apply, Expr, Load, Reduce, Select, Var, conjuncts, transform, walk
 from rlx.records import replace
 
 __all__ = ["drop_tests", "index_tests", "interior"]
+
+LARGEST = 1 << 31  # of the factors of a form; times the extent of a loop it stays below 63 bits
 
 
 def index_tests(expr: Expr, last: Var) -> dict[Expr, Affine]:
@@ -38,6 +40,8 @@ def _lowest(test: Expr, extents: dict[Var, Size]) -> Affine | None:
         return None
     a, b = (affine(e) for e in (test.args if test.fn[0] == "g" else test.args[::-1]))
     form = a.plus(b, -1).plus(Affine(-1 if test.fn[1] == "t" else 0))
+    if not all(_is_small(size) for side in (a, b, form) for size in (side.constant, *side.coefs.values())):
+        return None
     for term, coef in form.coefs.items():
         if not isinstance(term, Var):
             return None
@@ -47,6 +51,12 @@ def _lowest(test: Expr, extents: dict[Var, Size]) -> Affine | None:
             worst = coef * (extents[term] - 1) if coef < 0 else 0
             form = Affine(form.constant + worst, {t: c for t, c in form.coefs.items() if t != term})
     return form
+
+
+def _is_small(size: Size) -> bool:
+    """Whether its factors are those of indices: with larger ones, from i64 data, the form has another value than
+    arithmetic that wraps."""
+    return all(abs(factor) <= LARGEST for _, factor in (size.terms if isinstance(size, Dim) else (((), size),)))
 
 
 def drop_tests(expr: Expr, tests: dict[Expr, Affine]) -> Expr:
