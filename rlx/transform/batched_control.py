@@ -100,7 +100,8 @@ def _while(node: Node, inputs: Values, batched: Flags, full: Any, inlined: Inlin
     captured = inputs[n:]
 
     def goes_on(carry: Any) -> Value:
-        return inlined(asked, [*carry, *_own(captured)], flags)[0][0]
+        on, each = inlined(asked, [*carry, *_own(captured)], flags)[0]
+        return full(on) if apart and not each else on  # a sum over the slices is one for all of them
 
     def again(carry: Any) -> Any:
         on = goes_on(carry)

@@ -173,7 +173,8 @@ def checkpoint(function: Callable[..., Any], *, policy: str | Policy = "nothing"
         frame = open_frame()
         group, result = _grouped(frame, function, args, kwargs)
         group.inputs, group.vjp, group.jvp = tuple(_outside(group)), again, _along
-        group.outputs += tuple(v for node in group.nodes if kept(node.op.op_name) for v in node.outputs)
+        more = (v for node in group.nodes if kept(node.op.op_name) for v in node.outputs)
+        group.outputs = tuple(dict.fromkeys((*group.outputs, *more)))
         return result
 
     return transformed("checkpoint", function, call)

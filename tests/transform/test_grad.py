@@ -265,6 +265,8 @@ def test_policies_of_checkpoints() -> None:
         assert np.allclose(rlx.vmap(rlx.grad(lambda x, a=again: a(x[None])))(X), plain)
     assert [c[1:] for c in counts.values()] == [[2, 2], [1, 2], [1, 2]]
     assert counts["products"][0] < counts["sines"][0] == counts["nothing"][0]
+    everything = rlx.checkpoint(lambda x: total(np.sin(x) @ W.T) ** 2, policy=lambda op: True)
+    assert np.allclose(rlx.grad(everything)(X), rlx.grad(lambda x: total(np.sin(x) @ W.T) ** 2)(X))
     with pytest.raises(OptionError, match="policy='dots': expected 'nothing', 'products', or a function"):
         rlx.checkpoint(f, policy="dots")
 
