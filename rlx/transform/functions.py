@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from rlx.boundary import bounded
@@ -128,8 +128,23 @@ def value_and_grad(
 ) -> Any:
     """A function that gives `(value, gradient)` of `function`, a scalar. (jax.value_and_grad) See `grad`."""
     if isinstance(function, Graph):
+        _check_graph("value_and_grad", argnums, has_aux, of_graph)
         return grad_of_graph(function, keep=True, budget=budget, **of_graph)
+    _check_function("value_and_grad", of_graph)
     return _value_and_grad("value_and_grad", function, argnums, has_aux, budget)
+
+
+def _check_graph(what: str, argnums: Argnums, has_aux: bool, given: Mapping[str, Any]) -> None:
+    """Raises `OptionError` for what only functions have, or nobody."""
+    own = ["argnums"] * (argnums != 0) + ["has_aux"] * (has_aux is not False)
+    for name in (*own, *given):
+        if name not in ("wrt", "of"):
+            raise OptionError(f"{what}: {name}= is not for a graph, which takes wrt=, of= and budget=")
+
+
+def _check_function(what: str, given: Mapping[str, Any]) -> None:
+    for name in given:
+        raise OptionError(f"{what}: {name}= is not for a function, which takes argnums, has_aux= and budget=")
 
 
 def _value_and_grad(
@@ -224,7 +239,9 @@ def grad(
     that can be reached, `OptionError` for a device without a plan of ours, or a size without an upper bound.
     """
     if isinstance(function, Graph):
+        _check_graph("grad", argnums, has_aux, of_graph)
         return grad_of_graph(function, keep=False, budget=budget, **of_graph)
+    _check_function("grad", of_graph)
     both = _value_and_grad("grad", function, argnums, has_aux, budget)
 
     def call(*args: Any, **kwargs: Any) -> Any:

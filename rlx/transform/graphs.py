@@ -80,6 +80,8 @@ def _names(graph: Graph, wrt: str | Sequence[str] | None) -> list[str]:
         if not names:
             raise OptionError(f"grad: graph {graph.name!r} has no params that are floats: name inputs by wrt=")
         return names
+    if not isinstance(wrt, str | Sequence) or not all(isinstance(name, str) for name in wrt):
+        raise OptionError(f"grad: wrt={wrt!r:.60}: expected names of inputs and params")
     names = [wrt] if isinstance(wrt, str) else list(wrt)
     for name in names:
         leaf = graph.find(name)

@@ -265,8 +265,8 @@ def test_policies_of_checkpoints() -> None:
         assert np.allclose(rlx.vmap(rlx.grad(lambda x, a=again: a(x[None])))(X), plain)
     assert [c[1:] for c in counts.values()] == [[2, 2], [1, 2], [1, 2]]
     assert counts["products"][0] < counts["sines"][0] == counts["nothing"][0]
-    everything = rlx.checkpoint(lambda x: total(np.sin(x) @ W.T) ** 2, policy=lambda op: True)
-    assert np.allclose(rlx.grad(everything)(X), rlx.grad(lambda x: total(np.sin(x) @ W.T) ** 2)(X))
+    everything = rlx.checkpoint(lambda x: total(np.sin(x) @ W) ** 2, policy=lambda op: True)
+    assert np.allclose(rlx.grad(everything)(X), rlx.grad(lambda x: total(np.sin(x) @ W) ** 2)(X))
     with pytest.raises(OptionError, match="policy='dots': expected 'nothing', 'products', or a function"):
         rlx.checkpoint(f, policy="dots")
 
@@ -299,6 +299,13 @@ def test_gradients_of_a_graph() -> None:
         rlx.grad(g, of="other")
     with pytest.raises(NameNotFound):
         rlx.grad(g, wrt="v")
+    with pytest.raises(OptionError, match="wrt=5: expected names of inputs and params"):
+        rlx.grad(g, wrt=5)  # type: ignore[call-overload]
+    for name, given in {"argnums": 1, "has_aux": True, "by": "x"}.items():
+        with pytest.raises(OptionError, match=f"grad: {name}= is not for a graph"):
+            rlx.grad(g, **{name: given})  # type: ignore[call-overload]
+    with pytest.raises(OptionError, match="value_and_grad: wrt= is not for a function"):
+        rlx.value_and_grad(total, wrt="x")  # type: ignore[call-overload]
     g.output(rlx.cast(x, to="i64"), name="whole")
     with pytest.raises(DTypeError, match=r"the output 'whole' is i64\[n, 4\], and only floats have derivatives"):
         rlx.grad(g, of="whole")

@@ -212,9 +212,9 @@ def test_sums_over_a_named_axis() -> None:
     looped = rlx.vmap(lambda x: rlx.scan(lambda c, r: (c + rlx.psum(r, "i"), None), 0.0, x)[0], axis_name="i")(X)
     assert np.allclose(looped, np.sum(X))
     ones = np.arange(1.0, 4.0)
-    doubled = rlx.vmap(
-        lambda x: rlx.while_loop(lambda c: rlx.psum(c, "i") < 100, lambda c: c * 2, x), axis_name="i"
-    )(ones)
+    doubled = rlx.vmap(lambda x: rlx.while_loop(lambda c: rlx.psum(c, "i") < 100, lambda c: c * 2, x), axis_name="i")(
+        ones
+    )
     assert np.allclose(doubled, ones * 32)
     complex_ones = rlx.vmap(lambda x: np.imag(rlx.psum(x * 1j, "i")), axis_name="i")(X)
     assert np.allclose(complex_ones, np.broadcast_to(X.sum(0), X.shape))
