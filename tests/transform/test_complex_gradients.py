@@ -128,7 +128,7 @@ def test_scales_of_rounding() -> None:
     assert np.array_equal(rlx.fake_quantize(x, 0.01), rlx.fake_quantize(x, np.float32(0.01)))
 
     def each(x: Any) -> Any:
-        return np.sum(rlx.vmap(lambda v, s: rlx.fake_quantize(v, s))(x, np.full(5, 0.01, np.float32)))
+        return np.sum(rlx.vmap(rlx.fake_quantize)(x, np.full(5, 0.01, np.float32)))
 
     assert np.array_equal(rlx.grad(each)(x), [0, 1, 1, 1, 0])
     halves = np.array([-10, 3], np.float16)
