@@ -215,7 +215,7 @@ class ModelType(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         name = os.fsdecode(super().convert(value, param, ctx))
-        if os.path.basename(name) == name and "." not in name and not os.path.exists(name):
+        if os.path.basename(name) == name and "." not in name and not os.path.lexists(name):
             from rlx import demo
             from rlx.demo.fetch import entries
 

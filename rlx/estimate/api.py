@@ -182,6 +182,8 @@ def _with_gradients(grad: bool | str | Sequence[str] | Mapping[str, Any]) -> Cha
     """What gives a graph its gradients, as `grad` says; None for none."""
     if grad is False:
         return None
+    if not isinstance(grad, bool | str | Sequence | Mapping):
+        raise OptionError(f"grad={grad!r:.60}: expected True, False, names, or keywords of rlx.value_and_grad")
     given = grad if isinstance(grad, Mapping) else {} if grad is True else {"wrt": grad}
 
     def change(graph: Graph) -> Graph:

@@ -23,14 +23,14 @@ from rlx.ops.layout import Reshape, Transpose
 from rlx.progress import report
 from rlx.quantiser.imatrix import Importance
 
-__all__ = ["CHUNK", "measured", "tokens_of"]
+__all__ = ["CHUNK", "measured"]
 
 CHUNK = 512  # tokens that are read at a time, each chunk by itself
 MAX_TEXT_BYTES = 1 << 28
 VIEWS = (Transpose, Cast, Reshape)
 
 
-def tokens_of(path: Path, given: Any, vocab: int) -> list[int]:
+def _tokens_of(path: Path, given: Any, vocab: int) -> list[int]:
     """The tokens to read, of that many: of a text file, or numbers as they are given. Raises `OptionError`."""
     if isinstance(given, str | os.PathLike):
         if Path(given).suffix.lower() != ".txt":
@@ -54,7 +54,7 @@ def measured(path: Path, given: Any, threads: int | None) -> tuple[dict[str, Imp
     that is no language model, `OptionError` for what is no text and no tokens of the model.
     """
     decoder = build_decoder(path, context=CHUNK, prefill=CHUNK)
-    tokens = tokens_of(path, given, decoder.config.vocab)
+    tokens = _tokens_of(path, given, decoder.config.vocab)
     names = dict(_add_squares(decoder.graph))
     model = rlx.compile(decoder.graph, device="cpu", threads=threads)
     sums: dict[str, Importance] = {}

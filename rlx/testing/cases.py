@@ -193,11 +193,6 @@ def _identity(name: str, n: Size, m: Size) -> Cases:
     yield case(OPS[name](), Operand((n, m)), turned=True)
 
 
-def _within(name: str, n: Size, m: Size) -> Cases:
-    cls: Any = OPS[name]
-    yield case(cls(1 << 30), Operand((n, m)))
-
-
 def _reshape(name: str, n: Size, m: Size) -> Cases:
     x = Operand((n, m, 6))
     shapes: list[Shape] = [(n * m * 6,), (n * m, 6), (n, m * 6), (n, m, 2, 3), (n, 6, m), (6, m, n), (1, n, m, 6, 1)]
@@ -580,8 +575,7 @@ def _dequantize(name: str, n: Size, m: Size) -> Cases:
 
 
 _MAKERS: dict[str, Make] = {
-    "arg_max": _arg,
-    "arg_min": _arg,
+    **dict.fromkeys(("arg_max", "arg_min"), _arg),
     "attention": _attention,
     "average_pool": _pool,
     "batch_norm": _batch_norm,
@@ -596,10 +590,9 @@ _MAKERS: dict[str, Make] = {
     "gather_elements": _gather_elements,
     "gather_nd": _gather_nd,
     "gemm": _gemm,
-    "global_average_pool": _global_pool,
-    "global_max_pool": _global_pool,
+    **dict.fromkeys(("global_average_pool", "global_max_pool"), _global_pool),
     **dict.fromkeys(("identity", "stop_gradient", "again"), _identity),
-    "within": _within,
+    "within": lambda name, n, m: iter([case(OPS[name](1 << 30), Operand((n, m)))]),  # type: ignore[call-arg]
     "iota": _iota,
     "layer_norm": _layer_norm,
     "log_softmax": _softmax,

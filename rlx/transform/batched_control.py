@@ -9,12 +9,15 @@ from rlx import ops
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ops.control import If, Scan, While
+from rlx.ops.elementwise import Div, Mod
 from rlx.ops.gradients.attach import cast, reshaped
 from rlx.ops.gradients.batching import moved
 from rlx.ops.gradients.engine import open_frame
+from rlx.ops.index import Gather, GatherElements, GatherND
+from rlx.ops.scatter import ScatterElements, ScatterNd
 from rlx.trace.control import cond, scan, while_loop
 
-__all__ = ["BATCHED"]
+__all__ = ["BATCHED", "is_guarded"]
 
 Values = Sequence[Value]
 Flags = Sequence[bool]
@@ -50,6 +53,23 @@ def _own(values: Values) -> list[Value]:
 def _chosen(where: Value, a: Value, b: Value) -> Value:
     """Rows of a where the bool of the row holds, else of b."""
     return ops.where(reshaped(where, (where.shape[0], *[1] * (a.rank - 1))), a, b)  # type: ignore[no-any-return]
+
+
+def is_guarded(node: Node, batched: Flags) -> bool:
+    """Whether slices differ in whether they take a branch or go on with a loop in which a node may stop the run."""
+    if isinstance(node.op, If):
+        return batched[0] and _may_stop(node)
+    if not isinstance(node.op, While) or not any(map(_may_stop, node.regions[1].nodes)):
+        return False
+    return _reached(node.regions[0], _settled(batched, node.regions[1], node.op.carries))[0]
+
+
+def _may_stop(node: Node) -> bool:
+    """Whether data decide that a node fails, or never ends."""
+    op, unknown = node.op, [v.kind != "const" for v in node.inputs]
+    divides = isinstance(op, Div | Mod) and not node.outputs[0].dtype.is_float and unknown[1]
+    indexes = isinstance(op, Gather | GatherElements | GatherND | ScatterElements | ScatterNd) and unknown[1]
+    return isinstance(op, While) or divides or indexes or any(_may_stop(n) for r in node.regions for n in r.nodes)
 
 
 def _if(node: Node, inputs: Values, batched: Flags, full: Any, inlined: Inlined) -> list[Value]:
@@ -100,7 +120,8 @@ def _while(node: Node, inputs: Values, batched: Flags, full: Any, inlined: Inlin
     captured = inputs[n:]
 
     def goes_on(carry: Any) -> Value:
-        return inlined(asked, [*carry, *_own(captured)], flags)[0][0]
+        on, each = inlined(asked, [*carry, *_own(captured)], flags)[0]
+        return full(on) if apart and not each else on  # a sum over the slices is one for all of them
 
     def again(carry: Any) -> Any:
         on = goes_on(carry)

@@ -20,7 +20,7 @@ from rlx.ops.reduction import ReduceSum
 from rlx.records import dataclass
 from rlx.trace.control import scan, value_of
 from rlx.trace.tree import fill, leaves_of, ordered
-from rlx.transform.batched_control import BATCHED
+from rlx.transform.batched_control import BATCHED, is_guarded
 from rlx.transform.control import inlined
 from rlx.transform.functions import transformed
 
@@ -149,7 +149,7 @@ class _Batched:
             made = op.batch(inputs, batched)
             if made is not NotImplemented:
                 return made if isinstance(made, tuple) else (made,)
-        if type(op) in BATCHED:
+        if type(op) in BATCHED and (_sums(node, self.name) or not is_guarded(node, batched)):
             return BATCHED[type(op)](node, inputs, batched, self.full, self._inlined)  # type: ignore[no-any-return]
         if not node.regions and (op.formula is not None or op.decompose is not None):
             return self._written_out(node, inputs, batched)

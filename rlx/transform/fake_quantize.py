@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from rlx import ops
 from rlx.boundary import bounded
 from rlx.errors import CompileError
 from rlx.ir.dtype import dtype_of
 from rlx.ops.encoded import Dequantize
-from rlx.ops.gradients.attach import cast
+from rlx.ops.gradients.attach import cast, wide
 from rlx.ops.gradients.quantised import spread_parameter
 from rlx.ops.quant import limits
 from rlx.transform.rules import custom_jvp
@@ -23,26 +25,28 @@ def fake_quantize(
 ) -> Any:
     """What `dequantize` makes of `quantize` of x, for training with quantisation in mind: floats like x.
 
-    `scale`, `zero`, `axis` and `block` are those of `rlx.ops.quantize`, `to` the integers. The gradient goes straight
-    through where x lies within what these hold, and is 0 beyond (torch.fake_quantize_per_tensor_affine); scale and
-    zero count as constants.
+    `scale` (a number is an f32), `zero`, `axis` and `block` are those of `rlx.ops.quantize`, `to` the integers. The
+    gradient goes straight through where x lies within what these hold, and is 0 beyond
+    (torch.fake_quantize_per_tensor_affine); scale and zero count as constants.
     """
     dtype = dtype_of(to)
-    given = () if zero is None else (zero,)
+    scale = np.float32(scale) if type(scale) in (int, float) else scale
+    given = (scale,) if zero is None else (scale, zero)
 
-    def rounded(x: Any) -> Any:
-        whole = ops.quantize(x, scale, *given, to=dtype, axis=axis, block=block)
-        return ops.dequantize(whole, scale, *given, to=x.dtype, axis=axis, block=block)
+    def rounded(x: Any, *given: Any) -> Any:
+        whole = ops.quantize(x, *given, to=dtype, axis=axis, block=block)
+        return ops.dequantize(whole, *given, to=x.dtype, axis=axis, block=block)
 
     def rule(primals: Any, tangents: Any) -> Any:
-        (v,), (t,) = primals, tangents
+        x, scale, *zero = primals
+        v = wide(x)
         kind = Dequantize(axis, block, v.dtype)
-        number = ops.round(v / spread_parameter(kind, cast(ops.stop_gradient(scale), v.dtype), v))
-        if zero is not None:
-            number = number + spread_parameter(kind, ops.cast(zero, v.dtype), v)
+        number = ops.round(v / spread_parameter(kind, cast(scale, v.dtype), v))
+        for z in zero:
+            number = number + spread_parameter(kind, ops.cast(z, v.dtype), v)
         low, high = limits(dtype)
-        return straight(v), ops.where((number >= low) & (number <= high), t, 0.0)
+        return straight(*primals), ops.where((number >= low) & (number <= high), tangents[0], 0.0)
 
     straight = custom_jvp(rounded)
     straight.defjvp(rule)
-    return straight(x)
+    return straight(x, *given)

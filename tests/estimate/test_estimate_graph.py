@@ -441,3 +441,6 @@ def test_gradients_are_estimated_before_anything_is_allocated(tmp_path: Path) ->
     assert rlx.estimate(path, device="cpu", grad=True).activation_bytes > plain
     with pytest.raises(NameNotFound, match="has no leaf 'y'"):
         rlx.estimate(g, grad="y")
+    for wrong in (None, 1):
+        with pytest.raises(OptionError, match=f"grad={wrong}: expected True, False, names, or keywords"):
+            rlx.estimate(g, grad=wrong)  # type: ignore[arg-type]

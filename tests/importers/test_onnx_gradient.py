@@ -92,6 +92,26 @@ def test_what_does_not_fit_is_refused(made: Any, message: str) -> None:
         run([made], ["da"])
 
 
+def test_in_a_branch() -> None:
+    """Of what is computed there; what is made outside of the branch is refused, not taken for a constant."""
+
+    def branches(y: str, by: str = "a") -> list[Any]:
+        result = [helper.make_tensor_value_info("r", TensorProto.FLOAT, None)]
+        made = [helper.make_node("Mul", ["a", "c"], ["inside"]), node([by], ["r"], xs=[by], y=y)]
+        then = helper.make_graph(made, "then", [], result)
+        other = helper.make_graph([helper.make_node("Neg", ["a"], ["r"])], "else", [], result)
+        condition = [helper.make_node("Cast", ["y"], ["given"], to=TensorProto.BOOL)]
+        doubled = helper.make_node("Add", ["b", "b"], ["c"])
+        return [*condition, doubled, helper.make_node("If", ["given"], ["da"], then_branch=then, else_branch=other)]
+
+    message = "y, 'products', is made outside of the subgraph in which the node stands: put it there"
+    with pytest.raises(UnsupportedOp, match=message):
+        run(branches("products"), ["da"])
+    with pytest.raises(UnsupportedOp, match="made outside of the subgraph"):
+        run(branches("inside", "b"), ["da"])
+    np.testing.assert_array_equal(run(branches("a"), ["da"])[0], np.ones(3))
+
+
 def test_integers_and_names_that_are_not_there() -> None:
     """Each with the name in it."""
     whole = (TensorProto.INT64,) * 2

@@ -120,3 +120,17 @@ def test_rounding_that_gradients_go_straight_through(options: dict[str, Any]) ->
     assert np.array_equal(rlx.jvp(f, (x,), (x,))[1], inside * x)
     if "axis" not in options:
         assert np.array_equal(rlx.vmap(rlx.grad(lambda r: np.sum(f(r))))(x), inside)
+
+
+def test_scales_of_rounding() -> None:
+    """A number is one; each slice may have one; and what lies within range is found in f32 for narrower floats."""
+    x = np.float32([-1.4, -1.28, 0.5, 1.27, 1.4])
+    assert np.array_equal(rlx.fake_quantize(x, 0.01), rlx.fake_quantize(x, np.float32(0.01)))
+
+    def each(x: Any) -> Any:
+        return np.sum(rlx.vmap(rlx.fake_quantize)(x, np.full(5, 0.01, np.float32)))
+
+    assert np.array_equal(rlx.grad(each)(x), [0, 1, 1, 1, 0])
+    halves = np.array([-10, 3], np.float16)
+    slope = rlx.grad(lambda x: np.sum(rlx.fake_quantize(x, 1.0, np.uint16(65534), to="u16")))(halves)
+    assert np.array_equal(slope, [1, 0])

@@ -180,6 +180,24 @@ def test_control_flow(name: str, caplog: pytest.LogCaptureFixture) -> None:
             np.testing.assert_allclose(found[i], wanted, rtol=1e-12)
 
 
+def test_branches_that_their_conditions_guard() -> None:
+    """What a slice does not take neither fails nor runs for ever."""
+    numbers = np.array([0, 2, 7])
+    taken = rlx.vmap(lambda i: rlx.cond(i < 3, lambda: rlx.ops.gather(SQUARE, i, axis=0), lambda: -SQUARE[0]))(numbers)
+    assert np.array_equal(taken, [SQUARE[0], SQUARE[2], -SQUARE[0]])
+    assert np.array_equal(rlx.vmap(lambda i: rlx.cond(i > 0, lambda: 14 // i, lambda: i))(numbers), [0, 7, 2])
+    ends = rlx.vmap(lambda x: rlx.cond(x > 0, lambda: rlx.while_loop(lambda c: c < 10, lambda c: c * 2, x), lambda: x))(
+        np.array([1.5, -1.0, 20.0])
+    )
+    assert np.array_equal(ends, [12, -1, 20])
+    sums = rlx.vmap(
+        lambda i: rlx.while_loop(
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + rlx.ops.gather(SQUARE[0], c[0], axis=0)), (i, 0.0)
+        )[1]
+    )(numbers)
+    assert np.allclose(sums, [SQUARE[0].sum(), SQUARE[0][2], 0])
+
+
 @rlx.custom_vjp
 def both(a: Any, b: Any) -> Any:
     return a * 2, b * 2
@@ -214,6 +232,11 @@ def test_sums_over_a_named_axis() -> None:
     assert np.allclose(apart, X - X.mean(0))
     looped = rlx.vmap(lambda x: rlx.scan(lambda c, r: (c + rlx.psum(r, "i"), None), 0.0, x)[0], axis_name="i")(X)
     assert np.allclose(looped, np.sum(X))
+    ones = np.arange(1.0, 4.0)
+    doubled = rlx.vmap(lambda x: rlx.while_loop(lambda c: rlx.psum(c, "i") < 100, lambda c: c * 2, x), axis_name="i")(
+        ones
+    )
+    assert np.allclose(doubled, ones * 32)
     complex_ones = rlx.vmap(lambda x: np.imag(rlx.psum(x * 1j, "i")), axis_name="i")(X)
     assert np.allclose(complex_ones, np.broadcast_to(X.sum(0), X.shape))
     with pytest.raises(NameNotFound, match="psum: no vmap around has axis_name='j'; there is 'i'"):

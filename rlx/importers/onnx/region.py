@@ -36,6 +36,13 @@ class Region:
                 self.captures[value] = self.input(value.name or "captured", value.type)
         return self.captures[value]
 
+    def origin(self, value: Value) -> Value:
+        """The value of a graph around that a captured one stands for; others as they are."""
+        for outer, inner in self.captures.items():
+            if inner is value and self.outer is not None:
+                return self.outer.origin(outer)
+        return value
+
     def input(self, name: str, type: TensorType) -> Value:
         taken = {v.name for v in self.graph.inputs}
         unique, n = name, 1

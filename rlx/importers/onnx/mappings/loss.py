@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlx.importers.onnx.mapping import TRAINING, Mapped, NodeContext, onnx_op
+from rlx.importers.onnx.mappings.control import scope_of
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.frames import Frame
 from rlx.ir.graph import Node, Value
@@ -191,7 +192,7 @@ def _momentum(ctx: NodeContext) -> tuple[Mapped, ...]:
 def _gradient(ctx: NodeContext) -> tuple[Mapped, ...]:
     """The cotangents of `xs`, for 1 of each element of y, at the values that the node's inputs have.
 
-    Where these are the named tensors themselves, the nodes that made y are differentiated; else copies of them.
+    Where these are the named tensors themselves, the nodes between them and y are differentiated; else copies of them.
     """
     from rlx.ops.gradients import load_rules  # what differentiates is only loaded where it is asked for
     from rlx.ops.gradients.attach import is_smooth, zeros
@@ -211,8 +212,8 @@ def _gradient(ctx: NodeContext) -> tuple[Mapped, ...]:
             ctx.fail(f"xs names {name!r}, a number that is a part of the model: make it an input")
     if not is_smooth(y):
         ctx.fail(f"y names a tensor that is {y.type}: only floats have a gradient")
+    nodes = _between(ctx, set(sources), y)
     with Frame(ctx.graph, kept=True):
-        nodes = list(ctx.graph.nodes)
         same = all(v is source for v, source in zip(given, sources, strict=True))
         if not same or len(set(sources)) < len(sources):
             given = [apply(Identity(), v) for v in given]
@@ -232,22 +233,33 @@ def _named(ctx: NodeContext) -> tuple[tuple[str, ...], tuple[str, ...], Value]:
     return xs, names, y
 
 
+def _between(ctx: NodeContext, sources: set[Value], y: Value) -> list[Node]:
+    """The nodes that make y of the sources. In a subgraph, what is made of them outside is refused: none is there."""
+    changed, needed = set(sources), {y}
+    for node in ctx.graph.nodes:
+        if any(v in changed for v in node.inputs):
+            changed.update(v for v in node.outputs if v not in sources)
+    between = []
+    for node in reversed(ctx.graph.nodes):
+        if any(v in needed and v not in sources for v in node.outputs):
+            needed.update(node.inputs)
+            if any(v in needed and v in changed and v not in sources for v in node.outputs):
+                between.append(node)
+    region = scope_of(ctx).region
+    if any(region.origin(v) is not v for v in sources):
+        outside = (region.origin(v) for v in needed - sources)
+        if any(v.graph is not ctx.graph and v.node is not None for v in outside):
+            ctx.fail(f"y, {ctx.text('y')!r}, is made outside of the subgraph in which the node stands: put it there")
+    return between[::-1]
+
+
 def _again(nodes: list[Node], values: dict[Value, Value], y: Value) -> tuple[Value, list[Node]]:
     """y computed from other values, and the nodes that this takes: copies of those between them."""
     from rlx.ops.gradients.engine import open_frame, replay
 
-    changed, needed = set(values), {y}
-    for node in nodes:
-        if any(v in changed for v in node.inputs):
-            changed.update(v for v in node.outputs if v not in values)
-    between = []
-    for node in reversed(nodes):
-        if any(v in needed and v in changed and v not in values for v in node.outputs):
-            between.append(node)
-            needed.update(node.inputs)
     graph = open_frame().graph
     start = len(graph.nodes)
-    replay(between[::-1], values)
+    replay(nodes, values)
     return values.get(y, y), graph.nodes[start:]
 
 

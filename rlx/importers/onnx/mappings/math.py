@@ -23,7 +23,6 @@ from rlx.ops.elementwise import (
     Clip,
     Div,
     IsInf,
-    Log,
     Maximum,
     Minimum,
     Mod,
@@ -210,13 +209,9 @@ _REDUCE: dict[str, type[Op]] = {
     "ReduceSumSquare": reduction.ReduceSumSquare,
 }
 
-# Of integers: the sum in their own type, where there is one, and what follows it in f64, as in ONNX's reference; then
-# back, towards zero. The specification's own function for ReduceL2 has f32, which holds fewer integers exactly.
-_THROUGH_F64: dict[type[Op], tuple[type[Op] | None, type[Op] | None]] = {
-    reduction.ReduceL2: (reduction.ReduceSumSquare, Sqrt),
-    reduction.ReduceLogSum: (reduction.ReduceSum, Log),
-    reduction.ReduceLogSumExp: (None, None),
-}
+# Of integers: in f64, then back, towards zero. The specification's own function for ReduceL2 has f32, which holds fewer
+# integers exactly; sums in the integers' own type would wrap where the result does not.
+_THROUGH_F64 = (reduction.ReduceL2, reduction.ReduceLogSum, reduction.ReduceLogSumExp)
 
 
 def _reduce(op: type[Op], as_input_since: int) -> Any:
@@ -230,10 +225,7 @@ def _reduce(op: type[Op], as_input_since: int) -> Any:
         if x.dtype.kind == "b":
             return ctx.add(Cast(x.dtype), ctx.add(reduce, ctx.add(Cast(DTYPES["u8"]), x)))
         if op in _THROUGH_F64 and x.dtype.kind in "iu":
-            total, function = _THROUGH_F64[op]
-            wide = ctx.add(total(axes=axes, keepdims=reduce.keepdims), x) if total else x  # type: ignore[call-arg]
-            wide = ctx.add(Cast(DTYPES["f64"]), wide)
-            return ctx.add(Cast(x.dtype), ctx.add(function() if function else reduce, wide))
+            return ctx.add(Cast(x.dtype), ctx.add(reduce, ctx.add(Cast(DTYPES["f64"]), x)))
         return ctx.add(reduce, x)
 
     return handler

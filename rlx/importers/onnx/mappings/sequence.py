@@ -95,6 +95,8 @@ def _split(ctx: NodeContext) -> Mapped:
     n = x.shape[axis]
     many = not isinstance(n, int) or n > LIMIT
     if many and (not ctx.has(1) or _all_one(ctx, 1)):
+        if ctx.has(1) and ctx.type(1).rank and isinstance(n, int) and ctx.type(1).shape[0] != n:
+            ctx.fail(f"{ctx.type(1).shape[0]} parts of size 1 are not the axis of size {n}")
         rows = ctx.transpose(x, axis, *(d for d in range(x.rank) if d != axis))
         return StackOf(ctx.add(Unsqueeze((axis + 1,)), rows) if keepdims or ctx.has(1) else rows)
     if not isinstance(n, int):
