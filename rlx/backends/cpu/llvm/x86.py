@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rlx.backends.cpu.llvm.builder import Function, vec, width
 
 __all__ = ["PAIR_FEATURES", "add_fours", "byte_pair_sums", "pair_sums"]
@@ -22,17 +24,18 @@ def add_fours(f: Function, total: str, x: str, y: str, v: str) -> str:
 
 def pair_sums(f: Function, x: str, y: str) -> str:
     """Products of pairs of i16, each two neighbours added up in i32: half as many lanes. (pmaddwd)"""
-    pairs = f.type_of(x, y)
-    v = vec("i32", width(pairs) // 2)
-    name = f"llvm.x86.{_PAIR_SUMS[width(v)]}"
-    f.declare(name, v, [pairs, pairs])
-    return f.op(f"call {v} @{name}({pairs} {x}, {pairs} {y})", v)
+    return _neighbours(f, x, y, "i32", _PAIR_SUMS)
 
 
 def byte_pair_sums(f: Function, x: str, y: str) -> str:
     """Products of pairs of bytes, u8 times i8, each two neighbours added up in i16, which saturates. (pmaddubsw)"""
-    octets = f.type_of(x, y)
-    v = vec("i16", width(octets) // 2)
-    name = f"llvm.x86.{_BYTE_PAIR_SUMS[width(v)]}"
-    f.declare(name, v, [octets, octets])
-    return f.op(f"call {v} @{name}({octets} {x}, {octets} {y})", v)
+    return _neighbours(f, x, y, "i16", _BYTE_PAIR_SUMS)
+
+
+def _neighbours(f: Function, x: str, y: str, to: str, names: Mapping[int, str]) -> str:
+    """The sums of products of each two neighbours, by the instruction that `names` has for so many sums."""
+    factors = f.type_of(x, y)
+    v = vec(to, width(factors) // 2)
+    name = f"llvm.x86.{names[width(v)]}"
+    f.declare(name, v, [factors, factors])
+    return f.op(f"call {v} @{name}({factors} {x}, {factors} {y})", v)
