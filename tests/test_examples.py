@@ -42,16 +42,21 @@ PAGES = {
 NEEDS = {"sentence_search.py": ["tokenizers"], "read_page.py": ["PIL"], "page_orientation.py": ["PIL"]}
 
 
-def printed(name: str, *arguments: str, timeout: int = 200) -> str:
-    """What a program of examples/ prints."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+def python(arguments: list[str], environment: dict[str, str], timeout: int = 100) -> subprocess.CompletedProcess[str]:
+    """A process of Python with these arguments, and with what is added to the environment."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=timeout,
         check=False,
     )
+
+
+def printed(name: str, *arguments: str, timeout: int = 200) -> str:
+    """What a program of examples/ prints."""
+    done = python([str(EXAMPLES / name), *arguments], {"PYTHONPATH": str(ROOT)}, timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -79,14 +84,7 @@ def test_without_its_model_an_example_says_what_brings_it(name: str, tmp_path: P
     for package in NEEDS.get(name, []):
         pytest.importorskip(package)
     (tmp_path / "rlx").symlink_to(ROOT / "rlx")
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)],
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = python([str(EXAMPLES / name)], {"PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")})
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     model = re.search(r"is not there yet: `rlx fetch ([\w-]+)` brings it", line)
@@ -101,14 +99,7 @@ def test_without_its_model_an_example_says_what_brings_it(name: str, tmp_path: P
 def test_without_its_package_an_example_says_what_brings_it(name: str, package: str, models_dir: Path) -> None:
     hidden = f"import runpy, sys; sys.modules[{package!r}] = None"
     code = f"{hidden}; runpy.run_path({str(EXAMPLES / name)!r}, None, '__main__')"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(EXAMPLES)])},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = python(["-c", code], {"PYTHONPATH": os.pathsep.join([str(ROOT), str(EXAMPLES)])})
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert re.search(rf"needs .*: pip install .*({package}|pillow|scikit-learn)", line), line
