@@ -7,7 +7,7 @@ while fusing, a buffer in a kernel) and gives one index per axis. A `Reduce` bin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Dim, Size
@@ -110,7 +110,13 @@ class Expr:
 
 @dataclass(frozen=True, eq=False)
 class _Hashed(Expr):
-    """Structural equality with the hash computed once (trees share large parts)."""
+    """Structural equality, with the hash computed once.
+
+    Expressions share large parts, and two that are built alike share them alike: those that were found equal get the
+    same `_mark`, so that a part is compared once and not once for each way that leads to it (2^n ways, n levels up).
+    """
+
+    _mark: ClassVar[object | None] = None  # until it is found equal to another
 
     @cached_property
     def _key(self) -> tuple[Any, ...]:
@@ -132,7 +138,15 @@ class _Hashed(Expr):
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return isinstance(other, _Hashed) and self._hash == other._hash and self._key == other._key
+        if not isinstance(other, _Hashed) or self._hash != other._hash:
+            return False
+        mark = self._mark
+        if mark is not None and mark is other._mark:
+            return True
+        if self._key != other._key:
+            return False
+        self.__dict__["_mark"] = other.__dict__["_mark"] = mark or other._mark or object()
+        return True
 
 
 @dataclass(frozen=True, eq=False)
