@@ -357,10 +357,7 @@ class Function:
         self.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {source}, i64 {count}, i1 false)")
 
     def stream(self, a: str, p: str) -> None:
-        """Stores a vector at a multiple of its size, past the caches where the machine can.
-
-        Others find it after a fence only.
-        """
+        """Stores a vector at a multiple of its size, past the caches if that is possible: it is seen after a fence."""
         ty = self.type_of(a)
         self.do(f"store {ty} {a}, ptr {p}, align {width(ty) * size_of(ty)}, !nontemporal !{{i32 1}}")
 
