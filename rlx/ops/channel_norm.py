@@ -8,7 +8,7 @@ import numpy as np
 
 from rlx.errors import OptionError, ShapeError
 from rlx.ir.graph import Array, Graph, TensorType, Value
-from rlx.ir.shape import Size, evaluate, exact_div, numel, unify
+from rlx.ir.shape import Size, bounds, evaluate, exact_div, numel, unify
 from rlx.ops.base import Op, Work, axis_of, check_kind, check_same_dtype, register, widened
 from rlx.ops.reduction import axes_of, full_index
 
@@ -116,25 +116,33 @@ class Lrn(Op):
         return TensorType(x.shape, x.dtype)
 
     def work(self, *x: TensorType) -> Work:
-        return self.elementwise_work(2 * self.size + 20, *x)
+        before, after = self.reach(x[0].shape[1])
+        return self.elementwise_work(2 * (before + after + 1) + 20, *x)
+
+    def reach(self, channels: Size) -> tuple[int, int]:
+        """How many channels before and after its own a window sees at most: no more than there may be."""
+        before, after, most = (self.size - 1) // 2, self.size // 2, bounds(channels)[1]
+        return (before, after) if most is None else (min(before, max(most - 1, 0)), min(after, max(most - 1, 0)))
 
     def reference(self, x: Array) -> Array:
         wide = widened(x)
-        before, after = (self.size - 1) // 2, self.size // 2
+        before, after = self.reach(x.shape[1])
         padded = np.pad(wide * wide, [(0, 0), (before, after), *[(0, 0)] * (x.ndim - 2)])
-        total = sum((padded[:, j : j + x.shape[1]] for j in range(self.size)), np.zeros_like(wide))
+        total = sum((padded[:, j : j + x.shape[1]] for j in range(before + after + 1)), np.zeros_like(wide))
         kind = wide.dtype.type
         base = kind(self.bias) + kind(self.alpha / self.size) * total
         return np.asarray(wide / np.power(base, kind(self.beta))).astype(x.dtype)
 
     def lower(self, k: Any, x: Any) -> Any:
+        before, after = self.reach(x.shape[1])
+
         def element(n: Any, c: Any, *space: Any) -> Any:
             def square(r: Any) -> Any:
-                at = c + r - (self.size - 1) // 2
+                at = c + r - before
                 value = k.widen(x(n, at, *space, where=(at >= 0) & (at < k.size(x.shape[1]))))
                 return value * value
 
-            base = k.reduce("add", (self.size,), square) * (self.alpha / self.size) + self.bias
+            base = k.reduce("add", (before + after + 1,), square) * (self.alpha / self.size) + self.bias
             root = k.call("sqrt", base)
             simple = {0.5: lambda: root, 0.75: lambda: root * k.call("sqrt", root), 1.0: lambda: base}.get(self.beta)
             return k.widen(x(n, c, *space)) / (simple() if simple else k.call("pow", base, self.beta))

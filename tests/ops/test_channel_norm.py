@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from ops_oracle import check, ort, values
 
+import rlx
 from rlx.errors import OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
-from rlx.ir.graph import TensorType
+from rlx.ir.graph import TensorType, Value
 from rlx.ops.channel_norm import GroupNorm, InstanceNorm, LpNormalization, Lrn, MeanVarianceNormalization
 
 X, SCALE, BIAS = values((2, 6, 5, 3)), values((6,), seed=1), values((6,), seed=2)
@@ -38,6 +39,27 @@ def test_instance_norm_and_narrow_floats() -> None:
 def test_lrn(size: int, beta: float) -> None:
     """Exponents with and without a short form."""
     close(check(Lrn(size, 0.1, beta, 1.5), X)[0], ort("LRN", X, size=size, alpha=0.1, beta=beta, bias=1.5)[0])
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5])
+def test_lrn_of_more_neighbours_than_channels(channels: int) -> None:
+    """As many steps as there may be channels on both sides, whatever a file says; of gradients too."""
+    size = (1 << 62) + 1
+    x = values((2, channels, 3))
+    want = x / (1.5 + 0.5 * (x * x).sum(axis=1, keepdims=True)) ** 0.75
+    for given in (channels, rlx.Dim("c", 1, 9)):
+        g = rlx.Graph("lrn")
+        g.output(g.add(Lrn(size, 0.5 * size, 0.75, 1.5), g.input("x", (2, given, 3)))[0], "y")
+        for device in ("cpu", "reference"):
+            close(rlx.compile(g, device=device).run([x])[0], want)
+
+    def slope(size: int) -> np.ndarray:
+        def total(v: Value) -> Value:
+            return rlx.ops.lrn(v, size=size, alpha=0.5 * size, beta=0.75, bias=1.5).sum()
+
+        return np.asarray(rlx.jit(rlx.grad(total), device="cpu")(x))
+
+    close(slope(size), slope(2 * channels + 1))
 
 
 def test_lrn_of_an_even_size() -> None:

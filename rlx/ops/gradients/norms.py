@@ -110,9 +110,9 @@ def _group_norm(op: c.GroupNorm, x: Value, scale: Value, bias: Value) -> Value:
 @formula(c.Lrn)
 def _lrn(op: c.Lrn, x: Value) -> Value:
     v = wide(x)
-    before, after, rest = (op.size - 1) // 2, op.size // 2, [0] * (x.rank - 2)
+    (before, after), rest = op.reach(x.shape[1]), [0] * (x.rank - 2)
     padded = apply(Pad((0, before, *rest, 0, after, *rest)), v * v)
-    parts = [apply(Slice((0, j, *rest), x.shape, (1,) * x.rank), padded) for j in range(op.size)]
+    parts = [apply(Slice((0, j, *rest), x.shape, (1,) * x.rank), padded) for j in range(before + after + 1)]
     base = sum(parts[1:], parts[0]) * (op.alpha / op.size) + op.bias
     return narrowed(v / ops.pow(base, op.beta), x)
 

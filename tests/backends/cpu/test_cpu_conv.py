@@ -12,7 +12,7 @@ from targets import machine
 
 import rlx
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.backends.cpu.kernels.conv import winograd
+from rlx.backends.cpu.kernels.conv import implicit_gemm, winograd
 from rlx.backends.cpu.kernels.conv.winograd_forms import FORMS, transforms
 from rlx.backends.cpu.schedule.arguments import THREADS
 from rlx.backends.cpu.schedule.conv import conv_by_tiles
@@ -201,6 +201,35 @@ def test_depthwise(height: int, width: int, kernel: int, stride: int) -> None:
 def test_few_planes(channels: int, x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any]) -> None:
     """Images whose channels are not together are brought together by the kernel itself."""
     check(conv_graph((x[0], channels, *x[1:]), (w[0], channels, *w[1:]), relu_of, **attributes))
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("channels", [8, 9, 16, 19, 31, 32])
+@pytest.mark.parametrize(
+    "size, kernel, attributes",
+    [
+        ((7, 7), (3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 2)}),
+        ((9, 16), (2, 5), {"pads": (0, 3, 1, 0), "strides": (1, 3)}),
+        ((5, 17), (3, 2), {"dilations": (2, 1), "strides": (1, 2)}),
+        ((3, 47), (3, 3), {"pads": (2, 2, 2, 2), "strides": (2, 2)}),
+        ((40,), (4,), {"pads": (3, 0), "strides": (3,)}),
+        ((6, 9), (3, 3), {"pads": (1, -2, 1, 1), "strides": (2, 1)}),
+    ],
+)
+def test_planes_of_groups(
+    channels: int, size: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str, Any], dtype: str
+) -> None:
+    """Chunks turn the planes of a group, in squares that overlap: the bits are those of an image that is turned."""
+    g = conv_graph((2, 3 * channels, *size), (60, channels, *kernel), relu_of, dtype=dtype, groups=3, **attributes)
+    run = compiled(g)
+    assert "channels last" not in [k.name for k in run.program.run]
+    got = check(g, run=run)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(implicit_gemm, "turns_planes", lambda *_: False)
+        turned = compiled(g)
+    assert "channels last" in [k.name for k in turned.program.run]
+    assert got.tobytes() == check(g, run=turned).tobytes()
 
 
 @pytest.mark.sample(8)

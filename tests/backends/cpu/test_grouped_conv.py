@@ -68,7 +68,8 @@ def test_groups_are_right(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("size", [(7, 7), (5, 9), (23, 24)])
 @pytest.mark.parametrize(
-    "groups, own, outputs", [(32, 4, 4), (8, 16, 16), (6, 5, 7), (3, 8, 12), (2, 40, 24), (4, 3, 22)]
+    "groups, own, outputs",
+    [(32, 4, 4), (8, 16, 16), (6, 5, 7), (3, 8, 12), (2, 40, 24), (4, 3, 22), (2, 33, 32), (2, 9, 72), (2, 8, 78)],
 )
 def test_single_pixels_have_the_bits_of_open_sizes(groups: int, own: int, outputs: int, size: tuple[int, int]) -> None:
     """Between planes of known size they are products of few rows, of open size they are not."""

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu.loops.nest import emit_nest
+from rlx.backends.cpu.backend import CpuBackend
+from rlx.backends.cpu.loops.nest import COPIED, emit_nest
 from rlx.backends.cpu.schedule.arguments import THREADS
 from rlx.backends.reference import run_graph
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph
 from rlx.kernels.expr import Load, Reduce
+from rlx.kernels.fuse import fuse
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Store
 from rlx.ops.layout import Full, Iota
@@ -214,6 +216,30 @@ def test_planes_that_are_put_between_each_other(block: int, dtype: str) -> None:
             graph.output(y + other[: 3 * block, 0], "sum")
             given["other"] = values(3 * width * block, 1, width * block)
         compare(graph, given)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16", "i8", "bool", "c64"])
+@pytest.mark.parametrize("more", [0, 1, 77])
+def test_long_rows_are_copied_whole(dtype: str, more: int) -> None:
+    """From any place to any place, by several threads; NaN stay what they are, bit by bit."""
+    element = DTYPES[dtype]
+    count, rng = COPIED // element.itemsize + more, np.random.default_rng(more)
+    graph = Graph("copies")
+    x, y = graph.input("x", (3, count), dtype), graph.input("y", (3, count + 5), dtype)
+    graph.output(rlx.concat(x, y[:, 2:], x, axis=1), "joined")
+    graph.output(rlx.expand(y[1:2, 3:], (4, count + 2)), "repeated")
+
+    def some(columns: int) -> Array:
+        data = rng.integers(0, 2 if dtype == "bool" else 256, (3, columns * element.itemsize), np.uint8)
+        return data.view(element.numpy)
+
+    a, b = some(count), some(count + 5)
+    want = [np.concatenate([a, b[:, 2:], a], 1), np.repeat(b[1:2, 3:], 4, 0)]
+    for threads in (1, 3):
+        model = rlx.compile(graph, device="cpu", threads=threads, cache=False)
+        assert [z.tobytes() for z in model.run([a, b])] == [z.tobytes() for z in want]
+    made = fuse(graph, backend := CpuBackend())
+    assert all("llvm.memcpy" in code.ir for k in backend.layout(made).run for code in backend.emit_kernel(k))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "uint8", "int64"])

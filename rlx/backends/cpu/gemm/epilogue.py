@@ -216,17 +216,8 @@ class Epilogue:
             corner = f.gep(line_of(r), f.sub(c, c0, "i64"), one)
             mask = f.mask_below(f.sub(c1, c, "i64"), w)
             lines = [f.gep(corner, f.mul(step, i, "i64"), one) if i else corner for i in range(w)]
-            for i, line in enumerate(transpose(f, [f.masked_load(ty, line, mask) for line in lines])):
-                f.store(line, f.gep(square, i, ty), ty=ty)
-            place = self.at(emitter, r)
-
-            def one_column(j: str, _: list[str]) -> None:
-                plane = top.inner({self.column: f.add(c, j)})
-                emitter.hoist(self.expr, frozenset(self.rows), plane)
-                here = plane.inner(place, w, last)
-                emitter.store(self.destination, self.value(emitter, here, f.load(ty, f.gep(square, j, ty)), w), here)
-
-            f.loop(0, f.min(f.sub(c1, c, "i64"), w, "i64"), 1, [], one_column)
+            turned = transpose(f, [f.masked_load(ty, line, mask) for line in lines])
+            self.put_columns(emitter, top.inner(self.at(emitter, r)), turned, (c, c1), square)
 
         def some_rows(state: list[str]) -> list[str]:
             (r,) = state
@@ -245,6 +236,35 @@ class Epilogue:
             return [f.add(r, take)]
 
         f.while_([("i64", r0)], lambda state: f.cmp("lt", state[0], r1, "i64"), some_rows)
+
+    def put_columns(self, emitter: Emitter, top: Scope, sums: list[str], columns: tuple[str, str], room: str) -> None:
+        """Stores the columns that there are of a square of sums, vectors along rows whose variables `top` has.
+
+        `room` holds a square.
+        """
+        f, w, ty, last = emitter.f, len(sums), emitter.f.type_of(sums[0]), self.along
+        c, count = columns[0], f.sub(columns[1], columns[0], "i64")
+
+        def put(number: str, value: str) -> None:
+            plane = top.inner({self.column: number})
+            emitter.hoist(self.expr, frozenset(self.rows), plane)
+            here = plane.inner({}, w, last)
+            emitter.store(self.destination, self.value(emitter, here, value, w), here)
+
+        def one_by_one() -> None:
+            for i, column in enumerate(sums):
+                f.store(column, f.gep(room, i, ty), ty=ty)
+            some = f.min(count, w, "i64")
+            f.loop(0, some, 1, [], lambda j, _: put(f.add(c, j), f.load(ty, f.gep(room, j, ty))))
+
+        def at_once() -> None:
+            for j, column in enumerate(sums):
+                put(f.add(c, j), column)
+
+        if self.destination.dtype.bits < self.sums.bits and not is_costly(self.expr):  # conversions wait less
+            f.if_(f.cmp("ge", count, w), at_once, one_by_one)
+        else:
+            one_by_one()
 
     def planes(self, emitter: Emitter, rows: tuple[str, str], columns: int, sums: str, step: str) -> None:
         """Emits it over a block of sums at `sums`, a column after the other, `step` elements apart."""

@@ -351,11 +351,13 @@ class Function:
         ty = ty or self.type_of(a)
         self.do(f"store {ty} {self.value(a, ty)}, ptr {p}, align {align or size_of(ty)}")
 
-    def stream(self, a: str, p: str) -> None:
-        """Stores a vector at a multiple of its size, past the caches where the machine can.
+    def memcpy(self, to: str, source: str, count: str) -> None:
+        """Copies so many bytes to where none of them lies."""
+        self.declare("llvm.memcpy.p0.p0.i64", "void", ["ptr", "ptr", "i64", "i1"])
+        self.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {source}, i64 {count}, i1 false)")
 
-        Others find it after a fence only.
-        """
+    def stream(self, a: str, p: str) -> None:
+        """Stores a vector at a multiple of its size, past the caches if that is possible: it is seen after a fence."""
         ty = self.type_of(a)
         self.do(f"store {ty} {a}, ptr {p}, align {width(ty) * size_of(ty)}, !nontemporal !{{i32 1}}")
 

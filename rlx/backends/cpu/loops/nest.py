@@ -41,6 +41,7 @@ __all__ = ["emit_nest"]
 
 FEW_LANES = 4  # that are worth vectors, where rows have no more elements
 SHARED = 24  # simple operations that are worth computing once for a whole axis
+COPIED = 32 << 10  # bytes of a row from which on the C library copies it faster than vectors do
 LONG = 4096  # elements of a row from which on a scalar rest costs next to nothing
 
 
@@ -260,6 +261,9 @@ class _Nest:
         if last is None:
             self.put(scope, expr)
             return
+        if self.is_copy:
+            self.copy(scope, last)
+            return
         inner = frozenset((last, *self.apart) if self.turn is None else (last, self.turn))
         emitter.hoist(expr, inner, scope)
         emitter.hoist(self.destination, inner, scope)
@@ -274,6 +278,23 @@ class _Nest:
             self.span(scope, last, self.column0, self.column1)
         else:
             self.whole(scope, last, rest)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether rows are those of another buffer, and long."""
+        x, size, last = self.expr, self.last_size, self.last
+        if not isinstance(x, Load) or x.where is not None or last is None or self.turn is not None or not self.again:
+            return False
+        if x.dtype is not self.store.buffer.dtype or x.dtype.bits < 8 or x.source.encoding is not None:
+            return False
+        together = all(affine(i.indices[0]).coefs.get(last) == 1 for i in (x, self.destination))
+        return together and self.parts is None and isinstance(size, int) and size * x.dtype.itemsize >= COPIED
+
+    def copy(self, scope: Scope, last: Var) -> None:
+        """The columns of the chunk, of one row, by the C library: it knows how the machine moves so many bytes."""
+        f, at = self.f, scope.inner({last: self.column0})
+        to, source = (self.emitter.address(x, at) for x in (self.destination, self.expr) if isinstance(x, Load))
+        f.memcpy(to, source, f.mul(f.sub(self.column1, self.column0, "i64"), self.destination.dtype.itemsize, "i64"))
 
     def put(self, scope: Scope, value: Expr) -> None:
         """Stores elements at one place of the row, of all turns."""

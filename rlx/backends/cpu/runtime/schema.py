@@ -123,7 +123,7 @@ rlx.backends.cpu.schedule.fused_depthwise
         rates:Rates windows:ImplicitGemmSchedule|none
 rlx.backends.cpu.schedule.thin
     ThinSchedule few:Size many:Size k:Size count:Size size:int streamed:int along:bool to_scratch:bool shape:Shape
-        rates:Rates steps:Size
+        rates:Rates steps:Size in_tiles:bool
 rlx.backends.cpu.schedule.winograd
     WinogradSchedule m:(int,int) n:(int,int) sizes:Shape kept:int rates:Rates
 rlx.backends.cpu.runtime.image

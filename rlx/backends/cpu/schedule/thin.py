@@ -11,13 +11,16 @@ from rlx.backends.cpu.target import Rates
 from rlx.ir.shape import Shape, Size, bounds, evaluate
 from rlx.records import dataclass
 
-__all__ = ["LEAST", "MOST", "STRIDE", "STRIP", "ThinParts", "ThinSchedule", "may_be_thin", "thin_limits"]
+__all__ = ["LEAST", "MOST", "STRIDE", "STRIP", "ThinParts", "ThinSchedule", "are_tiles", "may_be_thin", "thin_limits"]
 
 MOST = 12  # rows, or columns, that are few: fewer than tile registers are used for
 LEAST = 16  # rows or columns of the operand that is streamed: whole vectors of any machine
 STRIP = 2048  # columns whose sums stay in L1 while rows of the streamed operand pass by
 STRIDE = STRIP + LEAST  # from strip to strip: keeps them off the same sets of the cache
 NARROW = 256  # columns that a chunk takes at least: it reads so many elements of a row of k, then those of the next
+FEWEST_OF_TILES = 3  # rows: of fewer, strips read less from the caches
+FEW_LINES = 24  # that are read at once wherever they come from
+NEAR = 512 << 10  # bytes that stay in L2
 MOST_TIME, LEAST_TIME = 120e-6, 20e-6  # seconds of a chunk at most, and at least where there are few
 
 
@@ -32,6 +35,16 @@ def may_be_thin(few: Size, many: Size) -> bool | None:
 def thin_limits(few: Size, many: Size) -> tuple[Limit, ...]:
     """In which runs that is so."""
     return Limit(few, most=MOST), Limit(many, least=LEAST)
+
+
+def are_tiles(few: int, k: Size, step: Size, size: int) -> bool:
+    """Whether sums of so many rows are tiles in registers, rather than strips; a row of k is `step` elements of `size`.
+
+    Tiles read `k` places at once, and again for further rows: from a near cache, and not from the same sets of it.
+    """
+    if not isinstance(k, int) or not isinstance(step, int) or few < FEWEST_OF_TILES:
+        return False
+    return k <= FEW_LINES or (k * step * size <= NEAR and step * size % 4096 != 0)
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,8 @@ class ThinSchedule:
     """The chunks of `count` products of `few` rows (or columns) and the `many` of the other operand, which is streamed.
 
     `shape` is the result's. An element of sums has `size` bytes, one of the streamed operand `streamed`; `along`: those
-    of a step of k lie side by side; `to_scratch`: sums go to scratch. Blocks of k are those of so many `steps`.
+    of a step of k lie side by side; `to_scratch`: sums go to scratch; `in_tiles`: they need no other room there. Blocks
+    of k are those of so many `steps`.
     """
 
     few: Size
@@ -70,6 +84,7 @@ class ThinSchedule:
     shape: Shape
     rates: Rates
     steps: Size
+    in_tiles: bool
 
     def __call__(self, extents: Extents) -> ThinParts:
         if not all(evaluate(s, extents) for s in self.shape):
@@ -86,7 +101,7 @@ class ThinSchedule:
         units = count * blocks
         per_chunk = max(-(-units // wanted), 1)
         line = -(-many // blocks) + LEAST
-        room = aligned(few * STRIDE * self.size) + aligned(few * k * self.size)
+        room = 0 if self.in_tiles else aligned(few * STRIDE * self.size) + aligned(few * k * self.size)
         scratch = room + (aligned(few * line * self.size) if self.to_scratch else 0)
         steps = k_block(evaluate(self.steps, extents))
         return ThinParts(blocks, units, per_chunk, steps, room, line, scratch, -(-units // per_chunk))

@@ -7,6 +7,7 @@ windows where they lie, `lines_routine` copies the rows of images that need it, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rlx.backends.cpu.gemm.accumulators import Accumulators
 from rlx.backends.cpu.gemm.tile import Tile, transpose
@@ -312,7 +313,7 @@ def lines_routine(tile: Tile, planes: int, grouped: bool, vectors: int = 0) -> R
 class _Lines:
     """`(ptr x, ptr copies, ptr offsets, ptr words, i64 r0, i64 r1)`: what rows r0..r1 of results need.
 
-    With 0 `planes` the channels of a pixel lie together, else there are so many planes. `grouped`: pixels have more
+    With 0 `planes` the channels of a pixel lie together, else there are so many planes. `grouped`: there are more
     channels than are copied, which are in so many `vectors`, if that is known and few.
 
     Writes the offset of the window of each of their pixels. With copies, these get the rows of the images that the
@@ -320,15 +321,18 @@ class _Lines:
     """
 
     def __init__(self, tile: Tile, planes: int, grouped: bool, vectors: int) -> None:
-        self.tile, self.planes, self.grouped, self.vectors = tile, planes, grouped, vectors
+        self.tile, self.planes, self.vectors = tile, planes, vectors
         self.ty, self.lanes = tile.scalar, tile.lanes
         arguments = ["ptr x", "ptr copies", "ptr offsets", "ptr words", "i64 r0", "i64 r1"]
+        self.turned = grouped and planes > 1
         kind = f"_{planes}" if planes else f"_grouped{vectors or ''}" if grouped else ""
+        kind = f"_turned{planes}" if self.turned else kind
         f = Function(f"rlx_lines_{tile.dtype}x{self.lanes}{kind}", arguments_of(", ".join(arguments)))
         self.f = f
         self.w = w = ImplicitGemmArguments.loaded(f)
         channels = w.channels
-        self.apart = GroupedGemmArguments.load(f, "apart") if grouped else "1"
+        self.picked = grouped and not self.turned
+        self.apart = GroupedGemmArguments.load(f, "apart") if self.picked else "1"
         self.pixel_step = f.mul(w.stride_w, channels)
         self.copied = f.cmp("ne", w.copied, 0)
         self.zero = constant(0.0, tile.vector)
@@ -463,6 +467,37 @@ class _Lines:
         f.loop(whole, vectors, step, [], move)
         f.loop(vectors, self.pixels, 1, [], one)
 
+    def turn(self, source: str, place: str) -> None:
+        """A row of each plane of a group, so that the channels of a pixel are together: squares of both.
+
+        The last squares overlap those before them; what fewer pixels than a square has leave of it is not stored.
+        """
+        f, ty, vector, lanes, planes = self.f, self.ty, self.tile.vector, self.lanes, self.planes
+        narrow = f.mask_below(str(planes), lanes, _mask_type(ty)) if planes < lanes else ""
+        sources = [f.gep(source, f.mul(self.w.x_c, c), ty) for c in range(planes)]
+
+        def square(i: str, load: Callable[[str], str], put: Callable[[int, Callable[[], None]], None]) -> None:
+            for start in (min(c, max(planes - lanes, 0)) for c in range(0, planes, lanes)):
+                rows = [load(f.gep(p, i, ty)) for p in sources[start : start + lanes]]
+                rows += [self.zero] * (lanes - len(rows))
+                for number, pixel in enumerate(transpose(f, rows)):
+                    at = f.gep(place, f.add(f.mul(f.add(i, number, "i64"), planes, "i64"), start, "i64"), ty)
+                    store = partial(f.masked_store, pixel, at, narrow) if narrow else partial(f.store, pixel, at)
+                    put(number, store)
+
+        def whole(i: str, _: list[str]) -> None:
+            square(f.min(i, f.sub(self.pixels, lanes)), lambda p: f.load(vector, p), lambda _, store: store())
+
+        def few() -> None:
+            mask = f.mask_below(self.pixels, lanes, _mask_type(ty))
+            square(
+                "0",
+                lambda p: f.masked_load(vector, p, mask),
+                lambda number, store: void(f.if_(f.cmp("gt", self.pixels, number), store)),
+            )
+
+        f.if_(f.cmp("ge", self.pixels, lanes), lambda: void(f.loop(0, self.pixels, lanes, [], whole)), few)
+
     # ---- the rows of results that lie in one image
 
     def image(self, r: str, state: list[str]) -> list[str]:
@@ -496,11 +531,12 @@ class _Lines:
     def copy_row(self, source: Callable[[], str], place: str) -> None:
         """A row of the image with the zeros around it."""
         f = self.f
-        if self.grouped:
+        if self.picked:
             self.spread(source(), place)
             return
         self.clear(place, 0, self.first)
-        (self.gather if self.planes else self.copy)(source(), f.gep(place, self.first, self.ty))
+        copy = self.turn if self.turned else self.gather if self.planes else self.copy
+        copy(source(), f.gep(place, self.first, self.ty))
         self.clear(place, self.after, self.whole)
 
     def offsets(self, r: str, rows: str, here: str) -> None:
@@ -523,7 +559,7 @@ class _Lines:
                 over = f.cmp("ge", part, self.apart)
                 return [f.sub(part, f.select(over, self.apart, 0)), f.add(column, f.cast("zext", over, "i64"))]
 
-            if self.grouped:
+            if self.picked:
                 parts = f.div(w.padded, self.apart)
                 right_step, down_step = f.rem(w.stride_w, self.apart), f.div(w.stride_w, self.apart)
                 f.loop(0, w.out_width, 1, [("i64", 0), ("i64", 0)], apart_pixel)

@@ -3,8 +3,9 @@
 A window is some pieces of `run` contiguous elements, one a row of the kernel, a constant step apart. Where each window
 begins is in a table of offsets, so that a tile may hold any pixels: of several rows, or of several images.
 Rows of a padded image are copied into the worker's scratch, with zeros around them; others are read in place.
-Of a few planes (the colours of a picture) the copies are made with the channels of a pixel together; of an image in
-groups a chunk copies the channels of one, and of one whose windows have gaps the columns that they see together.
+Of a few planes (the colours of a picture), and of the planes of a group, the copies are made with the channels of a
+pixel together; of an image in groups a chunk copies the channels of one, and of one whose windows have gaps the columns
+that they see together.
 
 A sum is a chain of fma over the pieces in blocks of at most `K_BLOCK` steps, whole lines or even parts of one; blocks
 are added up in order.
@@ -60,7 +61,7 @@ from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Kernel
 from rlx.records import dataclass
 
-__all__ = ["Begun", "begin", "emit", "from_planes", "suits"]
+__all__ = ["Begun", "begin", "emit", "from_planes", "suits", "turns_planes"]
 
 ROWS = 8  # of a tile at most: each needs a register for its address
 UNROLLED = 4  # vectors of the channels of a group, at most, whose copy is no loop
@@ -114,6 +115,20 @@ def from_planes(kernel: Kernel) -> bool:
     return few and taps > 1 and (anchor.dilations[-1] == 1 or anchor.w_shape[-1] == 1)
 
 
+def turns_planes(kernel: Kernel, target: Target) -> bool:
+    """Whether chunks of a convolution in groups copy their rows from planes, of which a group has enough."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    x, channels = anchor.x, anchor.w_shape[1]
+    if not isinstance(x, Load) or x.where is not None or x.source.encoding is not None or anchor.groups == 1:
+        return False
+    index = linear_index(x.indices, x.source.shape)
+    planes = index.is_linear and index.coefs.get(out_vars(len(anchor.x_shape))[-1], 0) == 1
+    lanes = target.vector_bytes // x.dtype.itemsize
+    enough = isinstance(channels, int) and lanes // 2 <= channels <= UNROLLED * lanes
+    return planes and enough and x.dtype is anchor.x.dtype and (anchor.dilations[-1] == 1 or anchor.w_shape[-1] == 1)
+
+
 @dataclass(frozen=True)
 class Begun:
     """A kernel after its first steps: the arguments, and what the rows of results of this chunk need lies ready."""
@@ -151,6 +166,12 @@ def planes_of(kernel: Kernel) -> int:
     assert isinstance(anchor, Conv)
     step = geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1)
     return cast(int, geo.channels) if step != 1 else 0
+
+
+def _in_turn(kernel: Kernel) -> bool:
+    """Whether chunks copy their rows from the planes of a group."""
+    assert isinstance(kernel.anchor, Conv)
+    return picks(kernel.anchor) and planes_of(kernel) > 1
 
 
 def _in_image(kernel: Kernel, geo: Geometry) -> bool:
@@ -215,7 +236,7 @@ def words_of(
         group=part(cut, "group"),
         steps=part(cut, "steps"),
         **({"apart": geo.dilations[1]} if grouped else {}),
-        x_c=geo.x_w if grouped else geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1),
+        x_c=geo.x_w if grouped and not _in_turn(kernel) else geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1),
     )
 
 
@@ -241,7 +262,10 @@ def begin(
     r0, r1 = chunk.r0, chunk.r1
     offsets = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
     copies, sums = (f.offset(offsets, i) for i in (w.copies, w.sums))
-    x = w.x if groups is None else f.gep(w.x, f.mul(chunk.matrix, w.channels), convert.llvm_type(anchor.x.dtype))
+    x = w.x
+    if groups is not None:
+        first = f.mul(chunk.matrix, w.channels)
+        x = f.gep(x, f.mul(first, w.x_c) if _in_turn(kernel) else first, convert.llvm_type(anchor.x.dtype))
     f.call(w.lines, [x, copies, offsets, "%words", r0, r1])
     a = f.select(f.cmp("ne", w.copied, 0), copies, w.x, "ptr")
     pixels = (f.mul(r0, w.out_width), f.mul(r1, w.out_width))

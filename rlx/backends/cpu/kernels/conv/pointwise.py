@@ -11,7 +11,7 @@ from __future__ import annotations
 from rlx.backends.cpu.gemm.panels.operands import DEPTH
 from rlx.backends.cpu.kernels.conv.weights import is_few, without_denormals
 from rlx.backends.cpu.schedule.matmul import PRODUCT_BLOCK
-from rlx.backends.cpu.schedule.thin import MOST
+from rlx.backends.cpu.schedule.thin import MOST, are_tiles
 from rlx.ir.shape import Shape, Size, numel, size_product
 from rlx.kernels.affine import Affine, index_expr, linear_index
 from rlx.kernels.expr import Expr, Load, Var, const, loads, size_expr, substitute_vars, transform, walk
@@ -25,7 +25,7 @@ __all__ = ["as_pairs", "as_product", "is_pointwise", "may_be_product"]
 
 LEAST = 512  # pixels of a plane: of fewer, rows of results are too short to pay
 LEAST_THIN = 32  # where the image is not even packed
-MOST_PARTS = 2  # of a group's outputs: each reads the group's channels again
+MOST_PARTS = 8  # of a group's outputs: each reads the group's channels again
 PIXEL = Var("pixel")
 
 
@@ -42,7 +42,7 @@ def as_product(kernel: Kernel) -> Kernel | None:
     if x is None or expr is None or index is None:
         return None
     outputs, channels, pixels = anchor.w_shape[0] // anchor.groups, anchor.w_shape[1], size_product(space)
-    parts = _parts(anchor.groups, outputs, pixels)
+    parts = _parts(anchor, pixels)
     rows = outputs // parts
     extents: tuple[Size, ...] = (store.extents[0], anchor.groups, parts, rows, pixels)
     image, group, piece, row, pixel = out_vars(5)
@@ -72,12 +72,16 @@ def as_product(kernel: Kernel) -> Kernel | None:
     return replace(kernel, anchor=product, stores=(made,))
 
 
-def _parts(groups: int, outputs: Size, pixels: Size) -> int:
+def _parts(anchor: Conv, pixels: Size) -> int:
     """Into how many products the outputs of a group are split, so that each has few rows and no image is packed."""
-    if groups == 1 or not isinstance(outputs, int) or not isinstance(pixels, int) or pixels >= LEAST:
+    outputs, channels = anchor.w_shape[0], anchor.w_shape[1]
+    if anchor.groups == 1 or not isinstance(outputs, int) or not isinstance(pixels, int):
+        return 1
+    outputs //= anchor.groups
+    if not are_tiles(MOST, channels, pixels, anchor.x.dtype.itemsize):
         return 1
     fewest = -(-outputs // MOST)
-    return fewest if fewest <= MOST_PARTS and outputs % fewest == 0 else 1
+    return next((n for n in range(fewest, MOST_PARTS + 1) if outputs % n == 0), 1)
 
 
 def as_pairs(kernel: Kernel) -> Kernel | None:
@@ -134,7 +138,7 @@ def may_be_product(kernel: Kernel) -> bool:
     pixels, channels, outputs = size_product(space), anchor.w_shape[1], anchor.w_shape[0] // anchor.groups
     if anchor.groups == 1 and is_few(outputs):
         return False
-    thin = anchor.groups > 1 and outputs // _parts(anchor.groups, outputs, pixels) <= MOST
+    thin = anchor.groups > 1 and outputs // _parts(anchor, pixels) <= MOST
     return pixels >= (LEAST_THIN if thin else LEAST) and channels <= PRODUCT_BLOCK
 
 

@@ -102,11 +102,16 @@ def layout(kernel: Kernel, setting: Setting, strategies: Sequence[CpuStrategy] =
     if in_pairs:
         *rounding, kernel = pairs.of_pairs(kernel)
         return [*made, *rounding, *computed(kernel, BF16, setting)]
+    planes, copies = kernel, list[Kernel]()
     if not _channels_together(anchor) and not _from_planes(kernel):
         image, copy = _channels_last(kernel, anchor)
-        made.append(copy)
+        copies.append(copy)
         kernel = kernel.with_anchor(replace(anchor, x=image))
     *before, last = computed(kernel, strategies, setting)
+    if copies and isinstance(last.strategy, ImplicitGemm) and implicit_gemm.turns_planes(planes, setting.target):
+        *before, turning = computed(planes, (last.strategy,), setting)
+        copies, last = [], replace(turning, refused=last.refused)
+    made += copies
     strategy = last.strategy
     if isinstance(strategy, winograd.Winograd) and winograd.has_few(kernel, strategy.name, setting.target) is None:
         # runs take the way that a compile for their size would: results have the same bits

@@ -13,6 +13,7 @@ from rlx.backends.cpu.gemm.epilogue import Epilogue, epilogue_of
 from rlx.backends.cpu.gemm.kernel import kernel_function
 from rlx.backends.cpu.gemm.panels.bf16 import BF16_PAIRS
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in, rows_in_place
+from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.kernels.alternatives import alternatives, only_where
 from rlx.backends.cpu.kernels.matmul.product import Product
 from rlx.backends.cpu.kernels.matmul.thin_sums import routine
@@ -37,7 +38,7 @@ from rlx.backends.cpu.schedule.arguments import (
     part,
 )
 from rlx.backends.cpu.schedule.choice import Choice
-from rlx.backends.cpu.schedule.thin import MOST, ThinParts, ThinSchedule, may_be_thin, thin_limits
+from rlx.backends.cpu.schedule.thin import MOST, ThinParts, ThinSchedule, are_tiles, may_be_thin, thin_limits
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DType
@@ -263,9 +264,12 @@ def _emit(kernel: Kernel, few_rows: bool, target: Target) -> KernelCode:
     k = anchor.k // 2 if types.pairs else anchor.k
     sizes = (*_pairs(anchor, few_rows), k, products, sums.itemsize, types.step_bytes)
     steps = BF16_PAIRS.steps(anchor.k) if types.pairs else k  # as those of panels are cut into blocks
-    cut = once(ThinSchedule(*sizes, along, not in_place, store.extents, target.rates, steps))
     count = _pairs(anchor, few_rows)[0]
-    block = routine(types, count if isinstance(count, int) else None, along=along)
+    known = count if isinstance(count, int) else None
+    plain = along and many.narrow is None
+    in_tiles = plain and known is not None and are_tiles(known, k, many.k_step, types.step_bytes)
+    cut = once(ThinSchedule(*sizes, along, not in_place, store.extents, target.rates, steps, in_tiles))
+    block = routine(types, known, tile_of(sums, target) if in_tiles else None, along=along)
     results = (store, c, row) if in_place else None
     table = ArgumentTable(_arguments(replace(anchor, k=k), (few, many), few_rows, results, cut, block, types.pairs))
     f = kernel_function(PLACEHOLDER)

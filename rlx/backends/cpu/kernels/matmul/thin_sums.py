@@ -21,6 +21,8 @@ from functools import partial
 from itertools import product
 
 from rlx.backends.cpu.gemm.panels.bf16 import beside
+from rlx.backends.cpu.gemm.tile import Tile
+from rlx.backends.cpu.kernels.matmul.thin_tiles import emit_tiles
 from rlx.backends.cpu.kernels.matmul.thin_types import Types
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, arguments_of, constant, vec, void, width
@@ -48,19 +50,24 @@ LINE = 64  # bytes of each row that are added before those after them: a line of
 
 
 @routines
-def routine(types: Types, rows: int | None = None, *, along: bool) -> Routine:
+def routine(types: Types, rows: int | None = None, tile: Tile | None = None, *, along: bool) -> Routine:
     """`(ptr many, i64 step, ptr few, i64 few_step, i64 k_step, ptr out, i64 line, i64 rows, i64 columns, i64 k,
     i64 block, ptr room)`: sums [rows, columns] at `out`, `line` elements from row to row.
 
     `rows`: how many there are, if that is known. `step` is from k to k of `many` along, from row to row across;
     `few_step` and `k_step` are those of `few`. Across there are at least `LEAST` columns. `room` has rows * k elements,
-    and along as many strips of sums.
+    and along as many strips of sums; with a `tile`, along, sums are made in such tiles, and it is not used.
     """
     names = "_".join([types.streamed, types.few.name])
     way, together = ("along", TOGETHER) if along else ("across", ACROSS)
     counts = _counts(rows, together)
-    name = "_".join([f"rlx_thin_{way}_{names}x{types.lanes}", *([str(rows)] if rows else [])])
+    kind = f"rlx_thin_{way}_{names}x{types.lanes}"
+    name = "_".join([kind, *["tiles"] * (tile is not None), *([str(rows)] if rows else [])])
     f = Function(name, arguments_of(ARGUMENTS), attrs="nounwind noinline")
+    if tile:
+        emit_tiles(f, types, tile, counts, together)
+        f.ret()
+        return Routine(f.name, Module([f]).text())
     unit = f.mul("%block", types.blocks)
     whole = "0" if along else f.mul(f.div("%k", unit), unit)  # steps of k in units
     copied = f.gep("%room", f.mul("%rows", STRIDE), types.scalar) if along else "%room"

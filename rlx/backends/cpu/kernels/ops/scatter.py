@@ -57,16 +57,11 @@ def _copy(source: Buffer, target: Buffer) -> KernelCode:
     from_, to = frame.pointer(source), frame.pointer(target)
 
     def move() -> None:
-        _memcpy(frame, f.offset(to, start), f.offset(from_, start), count)
+        f.memcpy(f.offset(to, start), f.offset(from_, start), count)
 
     f.if_(f.cmp("ne", from_, to, "ptr"), move)
     frame.chunks = Product((ceildiv(total, COPIED),))
     return frame.finish()
-
-
-def _memcpy(frame: Frame, to: str, from_: str, count: str) -> None:
-    frame.f.declare("llvm.memcpy.p0.p0.i64", "void", ["ptr", "ptr", "i64", "i1"])
-    frame.f.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {from_}, i64 {count}, i1 false)")
 
 
 def _updates(op: ScatterElements | ScatterNd, kernel: Kernel) -> KernelCode:
@@ -193,7 +188,7 @@ class _Code:
             to = f.gep(self.out, f.add(base, first, "i64"), self.kept)
             from_ = f.gep(updates, f.add(source, first, "i64"), self.given)
             width = self.x.dtype.numpy.itemsize
-            _memcpy(frame, to, from_, f.mul(f.sub(last, first, "i64"), width, "i64"))
+            frame.f.memcpy(to, from_, f.mul(f.sub(last, first, "i64"), width, "i64"))
             return
 
         def element(i: str, _: list[str]) -> None:
