@@ -101,7 +101,19 @@ class HostDriver:
 
     def upload_pinned(self, address: int, source: int, count: int) -> None:
         self.inside(address, count)
-        ctypes.memmove(address, source, count)
+        self.move(address, source, count)
+
+    def download_pinned(self, to: int, address: int, count: int) -> None:
+        self.inside(address, count)
+        self.inside(to, count)
+        self.move(to, address, count)
+
+    def move(self, to: int, source: int, count: int) -> None:
+        """Copies, or has a graph copy that is being captured."""
+        if self.captured is not None:
+            self.captured.append((ctypes.memmove, to, source, count))
+        else:
+            ctypes.memmove(to, source, count)
 
     def download(self, address: int, count: int) -> Array:
         self.inside(address, count)
@@ -175,7 +187,8 @@ class HostDriver:
         assert threads % 32 == 0
         assert shared <= 227 << 10
         if self.captured is not None:
-            self.captured.append((function, blocks, threads, ctypes.string_at(words, 8 * 512), maps, shared))
+            held = ctypes.string_at(words, 8 * 512)
+            self.captured.append((self.again, function, blocks, threads, held, maps, shared))
             return
         self.launches += 1
         boxes = ctypes.create_string_buffer(b"".join(maps))
@@ -225,9 +238,14 @@ class HostDriver:
         return made
 
     def launch_graph(self, graph: Any) -> None:
-        for function, blocks, threads, words, maps, shared in graph:
-            held = ctypes.create_string_buffer(words)
-            self.launch(function, blocks, threads, ctypes.addressof(held), maps, shared=shared)
+        for step, *arguments in graph:
+            step(*arguments)
 
-    def drop(self, *, graph: Any = None, module: int | None = None) -> None:
-        return
+    def again(self, function: Any, blocks: int, threads: int, words: bytes, maps: Sequence[bytes], shared: int) -> None:
+        """A launch of a graph."""
+        held = ctypes.create_string_buffer(words)
+        self.launch(function, blocks, threads, ctypes.addressof(held), maps, shared=shared)
+
+    def drop(self, *, graph: Any = None, module: int | None = None, pinned: int | None = None) -> None:
+        if pinned is not None:
+            self.release(pinned)

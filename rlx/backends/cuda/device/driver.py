@@ -214,6 +214,10 @@ class Driver:
             ctypes.memmove(made.ctypes.data, to, count)
         return made
 
+    def download_pinned(self, to: int, address: int, count: int) -> None:
+        """Starts a copy to pinned memory."""
+        self.call("cuMemcpyDtoHAsync_v2", c_void_p(to), c_ulonglong(address), c_size_t(count), self.stream)
+
     def copy(self, to: int, source: int, count: int) -> None:
         if count:
             self.call("cuMemcpyDtoDAsync_v2", c_ulonglong(to), c_ulonglong(source), c_size_t(count), self.stream)
@@ -223,7 +227,7 @@ class Driver:
             self.call("cuMemsetD8Async", c_ulonglong(address), ctypes.c_ubyte(byte), c_size_t(count), self.stream)
 
     def pinned(self, count: int) -> int:
-        """The address of memory of the host that copies are fast from; it is kept."""
+        """The address of memory of the host that copies are fast from and to and that kernels reach; see `drop`."""
         address = c_void_p()
         self.call("cuMemHostAlloc", byref(address), c_size_t(count), 0)
         assert address.value is not None
@@ -327,8 +331,10 @@ class Driver:
     def launch_graph(self, graph: Any) -> None:
         self.call("cuGraphLaunch", graph, self.stream)
 
-    def drop(self, *, graph: Any = None, module: int | None = None) -> None:
-        """Lets go of a graph or a module; any thread may call it at any time."""
+    def drop(self, *, graph: Any = None, module: int | None = None, pinned: int | None = None) -> None:
+        """Lets go of a graph, a module or pinned memory; any thread may call it at any time."""
+        if pinned is not None:
+            self.dropped.append(("cuMemFreeHost", c_void_p(pinned)))
         if graph is not None:
             self.dropped.append(("cuGraphExecDestroy", graph))
         if module is not None:
