@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -148,7 +148,7 @@ class CudaExecutable(WalkedExecutable):
         if self.last is None or wanted is not None or out is not None:
             return None
         with self.taken():
-            if self.bound_shapes is None or self.dirty or self.fed or self.kept or self.spent is not None:
+            if self.bound_shapes is None or self.stale or self.fed or self.kept or self.spent is not None:
                 return None
             again = self.repeat
             if again is None or again.last is not self.last or not again.serves(inputs):
@@ -187,9 +187,9 @@ class CudaExecutable(WalkedExecutable):
         self.last = None
         super().put(root, array)
 
-    def prepare(self) -> None:
+    def prepare(self, absent: Set[Buffer] = frozenset()) -> None:
         self.last = None
-        super().prepare()
+        super().prepare(absent)
 
     def walk(self, binding: Binding) -> None:
         """Launches the phases: as one graph from the second run with the same words and extents on, where no step is

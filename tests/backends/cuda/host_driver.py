@@ -46,6 +46,8 @@ class HostDriver:
     def __init__(self, capability: tuple[int, int] = (8, 0)) -> None:
         self.capability = capability
         self.blocks: dict[int, tuple[Any, int]] = {}
+        self.of_host: set[int] = set()  # the blocks that stand for pinned memory
+        self.most = 0
         self.folder = Path(tempfile.mkdtemp(prefix="rlx-cuda-"))
         self.lock = RLock()
         self.launches = 0
@@ -84,10 +86,20 @@ class HostDriver:
         address = -(-ctypes.addressof(raw) // LINE) * LINE
         ctypes.memset(address, POISON, count + GUARD)
         self.blocks[address] = raw, count
+        self.most = max(self.most, self.used_bytes())
         return address
+
+    def used_bytes(self, most: bool = False) -> int:
+        """Of the device: those that are there now, or the most that were since this was last asked."""
+        used = sum(count for address, (_, count) in self.blocks.items() if address not in self.of_host)
+        if not most:
+            return used
+        most_used, self.most = self.most, used
+        return most_used
 
     def release(self, address: int) -> None:
         _, count = self.blocks.pop(address)
+        self.of_host.discard(address)
         assert ctypes.string_at(address + count, GUARD) == bytes([POISON]) * GUARD, "written beyond the end of a block"
 
     def inside(self, address: int, count: int) -> None:
@@ -131,7 +143,11 @@ class HostDriver:
         ctypes.memset(address, byte, count)
 
     def pinned(self, count: int) -> int:
-        return self.allocate(count)
+        before = self.most
+        address = self.allocate(count)
+        self.of_host.add(address)
+        self.most = before
+        return address
 
     # ---- code
 

@@ -28,7 +28,7 @@ __all__ = ["Driver", "driver", "find_driver"]
 OUT_OF_MEMORY = 2
 NOT_FOUND = 500
 CAPABILITY_MAJOR, CAPABILITY_MINOR, PROCESSORS = 75, 76, 16  # CU_DEVICE_ATTRIBUTE_...
-RELEASE_THRESHOLD = 4  # CU_MEMPOOL_ATTR_...
+RELEASE_THRESHOLD, USED_NOW, USED_MOST = 4, 7, 8  # CU_MEMPOOL_ATTR_...
 NON_BLOCKING = 1
 THREAD_LOCAL_CAPTURE = 1  # CU_STREAM_CAPTURE_MODE_...
 STAGED = 4 << 20  # bytes up to which downloads go through pinned memory
@@ -174,6 +174,15 @@ class Driver:
         free, total = c_size_t(), c_size_t()
         self.call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value, total.value
+
+    def used_bytes(self, most: bool = False) -> int:
+        """Bytes of the device that `allocate` has given: now, or the most since this was last asked."""
+        pool, count = c_void_p(), c_ulonglong()
+        self.call("cuDeviceGetDefaultMemPool", byref(pool), self.device)
+        self.call("cuMemPoolGetAttribute", pool, USED_MOST if most else USED_NOW, byref(count))
+        if most:
+            self.call("cuMemPoolSetAttribute", pool, USED_MOST, byref(c_ulonglong(0)))
+        return count.value
 
     def allocate(self, count: int) -> int:
         """The address of so many bytes, at a multiple of 256. Raises `MemoryDeficit`."""
