@@ -54,6 +54,7 @@ ROUNDS = 40  # at most
 ROUNDS_SHARE = 0.4  # of the time, that stays for them when graphs are compiled
 GRID = ((1, 4, 16, 64, 256), (16, 64, 256, 1024), (16, 64, 256, 1024))
 SMALL_GRID = ((1, 32, 512), (32, 768), (32, 768))
+REMOTE_GRID = ((1, 16, 128, 1024, 4096), (64, 512, 2048), (64, 512, 2048))
 LARGE_GRID = ((64, 4096), (512, 4096), (512, 4096))
 TYPED = (128, 512, 512)
 Parts = tuple[float, float, float]
@@ -72,6 +73,7 @@ class _Bench:
         own = threads if "threads" in backend.honours else None
         made: Compilation = compile_graph(graph, backend, CompileOptions(device=backend.name, threads=own))
         self.seconds = time.perf_counter() - start
+        self.remote = not backend.unified
         self.made = made
         self.executable: Executable[Any] = made.executable
         self.executable.admit = list
@@ -129,8 +131,11 @@ class _Job:
         self.bench.once(self.given)
         seconds = time.perf_counter() - start
         self.calls = 2
+        begun = time.perf_counter()
         self.early = self.time()
-        self.calls = min(1000, max(1, int(SLICE / max(sum(self.early), 1e-7))))
+        # kernels of a device with memory of its own are a small part of what a run takes, which brings its inputs
+        each = (time.perf_counter() - begun) / self.calls if self.bench.remote else sum(self.early)
+        self.calls = min(1000, max(1, int(SLICE / max(each, 1e-7))))
         return seconds
 
     def time(self) -> list[float]:
@@ -240,8 +245,12 @@ def calibrate(device: str = "cpu", *, threads: int | None = None, seconds: float
     log.info("calibrating %s, which takes some %g s; the result is kept", backend.name, seconds)
     end = time.perf_counter() + seconds
     start = guess_of(backend, count)
+    measure: type[_Measurement]
     by_kernel = "profile" in _Bench(tiny(), backend, threads).executable.capabilities
-    measure = _Kernels if by_kernel else _Runs if backend.unified else _Remote
+    if by_kernel:
+        measure = _Kernels if backend.unified else _RemoteKernels
+    else:
+        measure = _Runs if backend.unified else _Remote
     return measure(backend, threads, start, end).ceilings()
 
 
@@ -340,10 +349,16 @@ def left_out(corrections: Iterable[Points]) -> float:
     return min(max(float(np.quantile(errors, 0.68)), LEAST_ERROR), 1.0) if errors else 0.5  # few outliers don't count
 
 
+CALLED = (13, 15, 17, 19)
+STREAMS = (10, 12, 14, 16, 18, 20, 22, 24)
+COPIES = (12, 14, 16, 18, 20, 22)
+
+
 class _Kernels(_Measurement):
     """For a device that times its kernels one by one."""
 
     by_kernel = True
+    grid_sizes = GRID
 
     def prepare(self) -> None:
         bench = self.bench(stream())
@@ -355,7 +370,7 @@ class _Kernels(_Measurement):
             self.copied[n] = self.job(bench, [self.random(n)] * 2, False, STREAMED if 12 * n > NEAR else None)
         bench = self.bench(functions(FUNCTION_OPS))
         self.called = {n: self.job(bench, [self.random(n), self.random(n)], True) for n in (1 << i for i in CALLED)}
-        ms, ks, ns = GRID
+        ms, ks, ns = self.grid_sizes
         self.grid = {}
         for k, n in itertools.product(ks, ns):
             bench = self.bench(dense(self.random(k, n)))
@@ -416,9 +431,17 @@ class _Kernels(_Measurement):
                 yield cost.kind, cost.plain, *cost.sizes, max(seconds - launch, seconds / 4) / cost.plain
 
 
-CALLED = (13, 15, 17, 19)
-STREAMS = (10, 12, 14, 16, 18, 20, 22, 24)
-COPIES = (12, 14, 16, 18, 20, 22)
+class _RemoteKernels(_Kernels):
+    """For one that has memory of its own too: larger sizes, and the rate at which inputs are brought there."""
+
+    quick = True
+    grid_sizes = REMOTE_GRID
+
+    def rates(self) -> None:
+        super().rates()
+        n, job = max(self.copied.items(), key=lambda pair: pair[0])
+        alone = job.seconds - self.streams[n].seconds - self.made.run
+        self.change(transfer=8 * n / max(alone, job.seconds / 10))
 
 
 LINKS, HEAVY = 16, 12

@@ -65,7 +65,7 @@ class CudaBackend(CodeGenerator):
 
     @property
     def rates(self) -> Rates:
-        return Rates(5e12, 1.5e12, run=4e-5, launch=8e-6, compile=0.5)
+        return Rates(25e12, 1.8e12, run=3e-5, launch=2.5e-6, compile=0.5)  # of an H200, about
 
     def memory(self) -> DeviceMemory:
         from rlx.backends.cuda.device.driver import driver, find_driver

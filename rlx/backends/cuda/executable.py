@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from rlx.backends.cuda.device.memory import MEMORY, SPACE, CudaMemory
 from rlx.backends.cuda.device.module import Modules
 from rlx.backends.cuda.device.pinned import Status
 from rlx.backends.cuda.device.replay import Replay
+from rlx.backends.cuda.device.timed import Timed
 from rlx.backends.cuda.repeat import Repeat, repeat_of
 from rlx.backends.cuda.text.emitter import STATUS
 from rlx.backends.cuda.text.form import Target
@@ -84,6 +86,7 @@ class CudaExecutable(WalkedExecutable):
         self.brought: dict[Buffer, Held] = {}  # memory for inputs that come from the host
         self.last: Bound | None = None
         self.repeat: Repeat | None = None
+        self.timed: tuple[bytes, Timed] | None = None  # by the words of its launches
         self.waiting = False  # what was launched last may still stop with an error
         self.replay = Replay()
 
@@ -109,7 +112,7 @@ class CudaExecutable(WalkedExecutable):
     def trim(self) -> None:
         with SPACE.session():
             self.take_back()
-            self.repeat = self.last = None
+            self.repeat = self.last = self.timed = None
             self.brought.clear()
             super().trim()
             MEMORY.reclaim()
@@ -198,7 +201,9 @@ class CudaExecutable(WalkedExecutable):
         Those of a graph are waited for by `finish`: what follows is done meanwhile.
         """
         self.settled()
-        if binding.table is not self.code.table or not self.code.straight or self.spent is not None:
+        if self.spent is not None and binding.table is self.code.table and self.code.straight:
+            self.walk_timed(binding)
+        elif binding.table is not self.code.table or not self.code.straight or self.spent is not None:
             super().walk(binding)
         else:
             last = self.last
@@ -213,6 +218,18 @@ class CudaExecutable(WalkedExecutable):
             self.waiting = True
             if self.fed:  # which a run that was stopped does not touch
                 self.finish()
+
+    def walk_timed(self, binding: Binding) -> None:
+        """A run whose launches are timed."""
+        assert self.spent is not None
+        phases = binding.table.phases
+        words = binding.words.tobytes() + repr(binding.extents).encode()
+        if self.timed is None or self.timed[0] != words:
+            launches = [partial(self.launch, binding, n, phase, early=False) for n, phase in enumerate(phases)]
+            self.timed = words, Timed(launches)
+        for number, seconds in enumerate(self.timed[1].run()):
+            self.spent[number] += seconds
+        self.look()
 
     def settled(self) -> None:
         """Nothing is left of a run that was interrupted, of which nobody asks any more."""
@@ -254,7 +271,7 @@ class CudaExecutable(WalkedExecutable):
         device.launch(
             handle, blocks, threads, words, maps, shared=function.shared, overlaps=early and function.overlaps
         )
-        if self.spent is not None:
+        if self.spent is not None and not self.code.straight:
             driver().synchronize()
             self.note(number, start)
 

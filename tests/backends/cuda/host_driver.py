@@ -13,6 +13,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -253,6 +254,16 @@ class HostDriver:
         made, self.captured = self.captured, None
         return made
 
+    def event(self) -> list[float]:
+        return []
+
+    def mark(self, event: list[float]) -> None:
+        assert self.captured is not None
+        self.captured.append((lambda: event.append(time.perf_counter()),))
+
+    def between(self, first: list[float], last: list[float]) -> float:
+        return last[-1] - first[-1]
+
     def launch_graph(self, graph: Any) -> None:
         for step, *arguments in graph:
             step(*arguments)
@@ -262,6 +273,8 @@ class HostDriver:
         held = ctypes.create_string_buffer(words)
         self.launch(function, blocks, threads, ctypes.addressof(held), maps, shared=shared)
 
-    def drop(self, *, graph: Any = None, module: int | None = None, pinned: int | None = None) -> None:
+    def drop(
+        self, *, graph: Any = None, module: int | None = None, pinned: int | None = None, event: Any = None
+    ) -> None:
         if pinned is not None:
             self.release(pinned)

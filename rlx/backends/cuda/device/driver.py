@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
+from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from functools import cache
 from threading import RLock
 from typing import Any
@@ -37,6 +37,7 @@ OLDEST = 12000  # CUDA 12.0: stream-ordered memory, and graphs as they are used 
 PLAIN_SHARED = 48 << 10  # bytes of a block's shared memory that need not be asked for
 MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_...
 PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
+EXTERNAL = 1  # CU_EVENT_RECORD_...
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 MAP_TYPES = {"f16": 6, "bf16": 9}  # CU_TENSOR_MAP_DATA_TYPE_...
 SWIZZLE_128, PROMOTED_256 = 3, 3  # CU_TENSOR_MAP_...
@@ -337,11 +338,31 @@ class Driver:
             self.call("cuGraphDestroy", graph)
         return made
 
+    def event(self) -> Any:
+        """What marks a place among launches that are captured, and the time at which the device came there."""
+        made = c_void_p()
+        self.call("cuEventCreate", byref(made), 0)
+        return made
+
+    def mark(self, event: Any) -> None:
+        """Marks the place after what was captured last."""
+        self.call("cuEventRecordWithFlags", event, self.stream, EXTERNAL)
+
+    def between(self, first: Any, last: Any) -> float:
+        """Seconds from one event to another, once the device is done."""
+        found = c_float()
+        self.call("cuEventElapsedTime", byref(found), first, last)
+        return found.value / 1e3
+
     def launch_graph(self, graph: Any) -> None:
         self.call("cuGraphLaunch", graph, self.stream)
 
-    def drop(self, *, graph: Any = None, module: int | None = None, pinned: int | None = None) -> None:
-        """Lets go of a graph, a module or pinned memory; any thread may call it at any time."""
+    def drop(
+        self, *, graph: Any = None, module: int | None = None, pinned: int | None = None, event: Any = None
+    ) -> None:
+        """Lets go of a graph, a module, pinned memory or an event; any thread may call it at any time."""
+        if event is not None:
+            self.dropped.append(("cuEventDestroy_v2", event))
         if pinned is not None:
             self.dropped.append(("cuMemFreeHost", c_void_p(pinned)))
         if graph is not None:
