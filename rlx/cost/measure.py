@@ -14,7 +14,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -389,8 +389,9 @@ class _Kernels(_Measurement):
             near = [job for n, job in self.streams.items() if 12 * n <= NEAR]
             self.change(follows=follow([*near, *self.called.values(), *self.grid.values()], self.usual))
         launch = self.streams.pop(8).seconds
-        curve = {12.0 * n: 12 * n / job.seconds for n, job in self.streams.items()}
-        self.change(bandwidth=tuple(sorted(curve.items())), vector=curve[12.0 * 1024] / 12, launch=launch, step=launch)
+        curve = self.curve(launch)
+        vector = self.vector(curve)
+        self.change(bandwidth=tuple(sorted(curve.items())), vector=vector, launch=launch, step=launch)
         copies = {}
         for n, job in self.copied.items():
             alone = job.seconds - self.streams[n].seconds - self.made.run
@@ -405,23 +406,35 @@ class _Kernels(_Measurement):
         times = {name: job.seconds for name, job in self.typed.items()}
         self.change(dtypes={name: times["f32"] / seconds for name, seconds in times.items() if name != "f32"})
 
+    def curve(self, launch: float) -> dict[float, float]:
+        """Bytes a second by the bytes that a kernel moves."""
+        return {12.0 * n: 12 * n / job.seconds for n, job in self.streams.items()}
+
+    def vector(self, curve: Mapping[float, float]) -> float:
+        """Sums a second, of vectors that stay near."""
+        return curve[12.0 * 1024] / 12
+
     def functions(self) -> None:
         (elements, first), *larger = self.called.items()
-        program = first.bench.made.program
+        found = self.function_costs(elements, first)
+        worth = sum(found.values()) / len(found)  # sums, of an element of a usual kernel
+        gains = [(elements * worth, 1.0)]
+        for n, job in larger:
+            gains.append((n * worth, max(1.0, first.seconds / elements * n / job.seconds)))
+        self.change(gains=tuple(gains))
+
+    def function_costs(self, elements: int, job: _Job) -> dict[str, float]:
+        """What functions of so many elements take, in sums; the ceilings then have it."""
+        program = job.bench.made.program
         assert program is not None
-        times = first.kernels
-        made = {buffer: seconds for k, seconds in zip(program.run, times, strict=True) for buffer in k.writes()}
+        made = {b: seconds for k, seconds in zip(program.run, job.kernels, strict=True) for b in k.writes()}
         sums = self.made.vector / elements
         found = {
             name: max(0.3, (made[buffer] - self.made.launch) * sums - 1)  # without load and store
             for name, (_, buffer) in zip(FUNCTION_OPS, program.outputs, strict=True)
         }
         self.change(functions={**FUNCTIONS, **found})
-        worth = sum(found.values()) / len(found)  # sums, of an element of a usual kernel
-        gains = [(elements * worth, 1.0)]
-        for n, job in larger:
-            gains.append((n * worth, max(1.0, first.seconds / elements * n / job.seconds)))
-        self.change(gains=tuple(gains))
+        return found
 
     def trial(self, job: _Job) -> Iterator[tuple[Any, ...]]:
         launch, costs = self.made.launch, job.bench.predicted(self.made, self.backend).kernels
@@ -432,10 +445,22 @@ class _Kernels(_Measurement):
 
 
 class _RemoteKernels(_Kernels):
-    """For one that has memory of its own too: larger sizes, and the rate at which inputs are brought there."""
+    """For one that has memory of its own too: larger sizes, and the rate at which inputs are brought there.
+
+    Elements are computed side by side: of small kernels little is left but the launch, so rates are those of large ones.
+    """
 
     quick = True
     grid_sizes = REMOTE_GRID
+
+    def curve(self, launch: float) -> dict[float, float]:
+        return {12.0 * n: 12 * n / max(job.seconds - launch, job.seconds / 4) for n, job in self.streams.items()}
+
+    def vector(self, curve: Mapping[float, float]) -> float:
+        return max(curve.values()) / 12
+
+    def functions(self) -> None:
+        self.function_costs(*max(self.called.items(), key=lambda pair: pair[0]))
 
     def rates(self) -> None:
         super().rates()

@@ -47,10 +47,13 @@ class Repeat:
         self.pinned = Pinned(starts[-1])
         views = [self.view(start, piece) for start, piece in zip(starts, pieces, strict=False)]
         self.staged, self.mirrors = views[: len(self.inputs)], views[len(self.inputs) :]
+        for root in program.inputs:  # the memory that they had so far
+            executable.places.pop(root, None)
+            executable.brought.pop(root, None)
         self.own = MEMORY.allocate(self.from_host)
         for root, start, held in zip(program.inputs, starts, self.inputs, strict=False):
             held.block, held.address = self.own, self.own.address + start
-            executable.brought[root] = held
+            executable.brought[root] = executable.places[root] = held
         self.reading = Reading(True)
         self.graphs: dict[bool, Any] = {}  # without copies of the results, and with them
         self.lent: list[weakref.ref[Lent]] = []
