@@ -447,7 +447,7 @@ class _Kernels(_Measurement):
 class _RemoteKernels(_Kernels):
     """For one that has memory of its own too: larger sizes, and the rate at which inputs are brought there.
 
-    Elements are computed side by side: of small kernels little is left but the launch, so rates are those of large ones.
+    Elements are computed side by side: small kernels take little but the launch, so rates are those of large ones.
     """
 
     quick = True
@@ -460,10 +460,14 @@ class _RemoteKernels(_Kernels):
         return max(curve.values()) / 12
 
     def functions(self) -> None:
-        self.function_costs(*max(self.called.items(), key=lambda pair: pair[0]))
+        found = self.function_costs(*max(self.called.items(), key=lambda pair: pair[0]))
+        scale = sum(found.values()) / sum(FUNCTIONS[name] for name in found)
+        others = {name: max(cost * scale, 0.3) for name, cost in FUNCTIONS.items() if cost > FUNCTIONS["scattered"]}
+        self.change(functions={**FUNCTIONS, **others, **found})
 
     def rates(self) -> None:
         super().rates()
+        self.change(compile=max(self.made.compile, self.backend.rates.compile))  # its code may have been in the cache
         n, job = max(self.copied.items(), key=lambda pair: pair[0])
         alone = job.seconds - self.streams[n].seconds - self.made.run
         self.change(transfer=8 * n / max(alone, job.seconds / 10))
