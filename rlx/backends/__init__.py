@@ -32,7 +32,7 @@ BACKENDS: dict[str, str] = {
 RESTORERS: dict[str, str] = {"cpu": "rlx.backends.cpu.runtime.image:CpuRestorer"}  # devices with stored code
 
 # devices that are used where they are named only: "auto" never chooses them
-BY_NAME = frozenset({"reference", "interp", "cuda"})
+BY_NAME = frozenset({"reference", "interp"})
 SURE: dict[str, str] = {"cpu": "llvmlite"}  # devices that can be used wherever this package is installed
 
 

@@ -119,7 +119,8 @@ class CodeSizes:
     `spare` are bytes of packed weights that only unusual values fill. `results(plan, sizes)` is what runs by a plan
     take beside its arena for results of these sizes, where the caller still has those of the run before.
     Weights in a file that kernels can't read there are copied to be packed, so many bytes (`step`) and one weight at a
-    time; None: all are copied before.
+    time; None: all are copied before. `loading`: of a device that copies all weights to memory of its own, what is
+    there at the most while they come, beside what stays.
     """
 
     phases: int
@@ -131,6 +132,7 @@ class CodeSizes:
     spare: int = 0
     results: Callable[[MemoryPlan, Sequence[int]], int] = lambda plan, sizes: sum(sizes)
     step: int | None = None
+    loading: int | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,7 @@ ROUNDS = 40  # at most
 ROUNDS_SHARE = 0.4  # of the time, that stays for them when graphs are compiled
 GRID = ((1, 4, 16, 64, 256), (16, 64, 256, 1024), (16, 64, 256, 1024))
 SMALL_GRID = ((1, 32, 512), (32, 768), (32, 768))
+REMOTE_GRID = ((1, 16, 128, 1024, 4096), (64, 512, 2048), (64, 512, 2048))
 LARGE_GRID = ((64, 4096), (512, 4096), (512, 4096))
 TYPED = (128, 512, 512)
 Parts = tuple[float, float, float]
@@ -72,6 +73,7 @@ class _Bench:
         own = threads if "threads" in backend.honours else None
         made: Compilation = compile_graph(graph, backend, CompileOptions(device=backend.name, threads=own))
         self.seconds = time.perf_counter() - start
+        self.remote = not backend.unified
         self.made = made
         self.executable: Executable[Any] = made.executable
         self.executable.admit = list
@@ -129,8 +131,11 @@ class _Job:
         self.bench.once(self.given)
         seconds = time.perf_counter() - start
         self.calls = 2
+        begun = time.perf_counter()
         self.early = self.time()
-        self.calls = min(1000, max(1, int(SLICE / max(sum(self.early), 1e-7))))
+        # kernels of a device with memory of its own are a small part of what a run takes, which brings its inputs
+        each = (time.perf_counter() - begun) / self.calls if self.bench.remote else sum(self.early)
+        self.calls = min(1000, max(1, int(SLICE / max(each, 1e-7))))
         return seconds
 
     def time(self) -> list[float]:
@@ -240,8 +245,12 @@ def calibrate(device: str = "cpu", *, threads: int | None = None, seconds: float
     log.info("calibrating %s, which takes some %g s; the result is kept", backend.name, seconds)
     end = time.perf_counter() + seconds
     start = guess_of(backend, count)
+    measure: type[_Measurement]
     by_kernel = "profile" in _Bench(tiny(), backend, threads).executable.capabilities
-    measure = _Kernels if by_kernel else _Runs if backend.unified else _Remote
+    if by_kernel:
+        measure = _Kernels if backend.unified else _RemoteKernels
+    else:
+        measure = _Runs if backend.unified else _Remote
     return measure(backend, threads, start, end).ceilings()
 
 
@@ -340,10 +349,16 @@ def left_out(corrections: Iterable[Points]) -> float:
     return min(max(float(np.quantile(errors, 0.68)), LEAST_ERROR), 1.0) if errors else 0.5  # few outliers don't count
 
 
+CALLED = (13, 15, 17, 19)
+STREAMS = (10, 12, 14, 16, 18, 20, 22, 24)
+COPIES = (12, 14, 16, 18, 20, 22)
+
+
 class _Kernels(_Measurement):
     """For a device that times its kernels one by one."""
 
     by_kernel = True
+    grid_sizes = GRID
 
     def prepare(self) -> None:
         bench = self.bench(stream())
@@ -355,7 +370,7 @@ class _Kernels(_Measurement):
             self.copied[n] = self.job(bench, [self.random(n)] * 2, False, STREAMED if 12 * n > NEAR else None)
         bench = self.bench(functions(FUNCTION_OPS))
         self.called = {n: self.job(bench, [self.random(n), self.random(n)], True) for n in (1 << i for i in CALLED)}
-        ms, ks, ns = GRID
+        ms, ks, ns = self.grid_sizes
         self.grid = {}
         for k, n in itertools.product(ks, ns):
             bench = self.bench(dense(self.random(k, n)))
@@ -374,8 +389,9 @@ class _Kernels(_Measurement):
             near = [job for n, job in self.streams.items() if 12 * n <= NEAR]
             self.change(follows=follow([*near, *self.called.values(), *self.grid.values()], self.usual))
         launch = self.streams.pop(8).seconds
-        curve = {12.0 * n: 12 * n / job.seconds for n, job in self.streams.items()}
-        self.change(bandwidth=tuple(sorted(curve.items())), vector=curve[12.0 * 1024] / 12, launch=launch, step=launch)
+        curve = self.curve(launch)
+        vector = self.vector(curve)
+        self.change(bandwidth=tuple(sorted(curve.items())), vector=vector, launch=launch, step=launch)
         copies = {}
         for n, job in self.copied.items():
             alone = job.seconds - self.streams[n].seconds - self.made.run
@@ -390,23 +406,35 @@ class _Kernels(_Measurement):
         times = {name: job.seconds for name, job in self.typed.items()}
         self.change(dtypes={name: times["f32"] / seconds for name, seconds in times.items() if name != "f32"})
 
+    def curve(self, launch: float) -> dict[float, float]:
+        """Bytes a second by the bytes that a kernel moves."""
+        return {12.0 * n: 12 * n / job.seconds for n, job in self.streams.items()}
+
+    def vector(self, curve: Mapping[float, float]) -> float:
+        """Sums a second, of vectors that stay near."""
+        return curve[12.0 * 1024] / 12
+
     def functions(self) -> None:
         (elements, first), *larger = self.called.items()
-        program = first.bench.made.program
+        found = self.function_costs(elements, first)
+        worth = sum(found.values()) / len(found)  # sums, of an element of a usual kernel
+        gains = [(elements * worth, 1.0)]
+        for n, job in larger:
+            gains.append((n * worth, max(1.0, first.seconds / elements * n / job.seconds)))
+        self.change(gains=tuple(gains))
+
+    def function_costs(self, elements: int, job: _Job) -> dict[str, float]:
+        """What functions of so many elements take, in sums; the ceilings then have it."""
+        program = job.bench.made.program
         assert program is not None
-        times = first.kernels
-        made = {buffer: seconds for k, seconds in zip(program.run, times, strict=True) for buffer in k.writes()}
+        made = {b: seconds for k, seconds in zip(program.run, job.kernels, strict=True) for b in k.writes()}
         sums = self.made.vector / elements
         found = {
             name: max(0.3, (made[buffer] - self.made.launch) * sums - 1)  # without load and store
             for name, (_, buffer) in zip(FUNCTION_OPS, program.outputs, strict=True)
         }
         self.change(functions={**FUNCTIONS, **found})
-        worth = sum(found.values()) / len(found)  # sums, of an element of a usual kernel
-        gains = [(elements * worth, 1.0)]
-        for n, job in larger:
-            gains.append((n * worth, max(1.0, first.seconds / elements * n / job.seconds)))
-        self.change(gains=tuple(gains))
+        return found
 
     def trial(self, job: _Job) -> Iterator[tuple[Any, ...]]:
         launch, costs = self.made.launch, job.bench.predicted(self.made, self.backend).kernels
@@ -416,9 +444,33 @@ class _Kernels(_Measurement):
                 yield cost.kind, cost.plain, *cost.sizes, max(seconds - launch, seconds / 4) / cost.plain
 
 
-CALLED = (13, 15, 17, 19)
-STREAMS = (10, 12, 14, 16, 18, 20, 22, 24)
-COPIES = (12, 14, 16, 18, 20, 22)
+class _RemoteKernels(_Kernels):
+    """For one that has memory of its own too: larger sizes, and the rate at which inputs are brought there.
+
+    Elements are computed side by side: small kernels take little but the launch, so rates are those of large ones.
+    """
+
+    quick = True
+    grid_sizes = REMOTE_GRID
+
+    def curve(self, launch: float) -> dict[float, float]:
+        return {12.0 * n: 12 * n / max(job.seconds - launch, job.seconds / 4) for n, job in self.streams.items()}
+
+    def vector(self, curve: Mapping[float, float]) -> float:
+        return max(curve.values()) / 12
+
+    def functions(self) -> None:
+        found = self.function_costs(*max(self.called.items(), key=lambda pair: pair[0]))
+        scale = sum(found.values()) / sum(FUNCTIONS[name] for name in found)
+        others = {name: max(cost * scale, 0.3) for name, cost in FUNCTIONS.items() if cost > FUNCTIONS["scattered"]}
+        self.change(functions={**FUNCTIONS, **others, **found})
+
+    def rates(self) -> None:
+        super().rates()
+        self.change(compile=max(self.made.compile, self.backend.rates.compile))  # its code may have been in the cache
+        n, job = max(self.copied.items(), key=lambda pair: pair[0])
+        alone = job.seconds - self.streams[n].seconds - self.made.run
+        self.change(transfer=8 * n / max(alone, job.seconds / 10))
 
 
 LINKS, HEAVY = 16, 12

@@ -148,13 +148,18 @@ class Admission:
             passing, most = self.overhead.passing, max(self.overhead.compiling, AGAIN)
             private = replace(private, overhead_bytes=most - passing, compiler_bytes=passing)
             mapped = replace(mapped, overhead_bytes=max(self.overhead.address_compiling, AGAIN))
-        for allowed, why in (
-            (budget.soft_room, "by the soft budget of this process"),
-            *((left, f"by {name}") for name, left in budget.figures.rooms.items()),
-            (free, f"by what the device {self.backend.name!r} has free"),
+        shared = getattr(self.backend, "unified", True)
+        for allowed, why, asked in (
+            (budget.soft_room, "by the soft budget of this process", private),
+            *(
+                (left, f"by {name}", mapped if name == ADDRESS_SPACE else private)
+                for name, left in budget.figures.rooms.items()
+            ),
+            # what is mapped from a file lies in a device's own memory, too
+            (free, f"by what the device {self.backend.name!r} has free", private if shared else own),
         ):
             if allowed is not None:
-                self.settle(mapped if why.endswith(ADDRESS_SPACE) else private, allowed, why)
+                self.settle(asked, allowed, why)
         if budget.would_exceed(private.peak_bytes) is UNKNOWN and free is None:
             log.warning(
                 "%s needs %s: whether that fits is unknown, as the system does not say what is free",

@@ -18,8 +18,8 @@ from rlx.ir.literal import equal_arrays
 from rlx.ir.mapped import lies_in_file, read_in_place
 from rlx.ir.shape import Symbol, evaluate, numel, symbols
 from rlx.ir.verify import verify
-from rlx.kernels.prepared import alike
-from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.kernels.prepared import alike, kept_leaves, origins
+from rlx.kernels.program import Buffer, Program
 from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
 from rlx.plan.arena import Schedule
@@ -174,7 +174,7 @@ def weigh(
     by_name = {p.name: p for p in program.params}
     same = {by_name[a]: by_name[b] for a, b in equal.items() if a in by_name and b in by_name}
     packed, _ = alike(program, same)
-    made_of = {b.base: own for kernel, own in _origins(program) for b in kernel.writes()}
+    made_of = {b.base: own for kernel, own in origins(program) for b in kernel.writes()}
 
     def total(buffers: Iterable[Buffer], least: int = 0) -> int:
         def count(b: Buffer) -> int:
@@ -233,31 +233,6 @@ def _experts(program: Program, in_file: Mapped) -> ExpertTotals | None:
     return ExpertTotals(tuple(layer.experts for layer in program.experts), tuple(sizes))
 
 
-def kept_leaves(program: Program) -> set[Buffer]:
-    """The params and constants that stay after packing: runs read them, or a packed buffer comes from several params.
-
-    Those must be there when one of the others is set again.
-    """
-    kept = {b.base for kernel in program.run for b in kernel.reads() if b.base.kind in ("param", "const")}
-    kept |= {b.base for _, b in program.outputs if b.base.kind in ("param", "const")}
-    for _, own in _origins(program):
-        if len(own) > 1:
-            kept |= own
-    return kept
-
-
-def _origins(program: Program) -> Iterator[tuple[Kernel, set[Buffer]]]:
-    """Each kernel of `prepare` with the params that it reads, or that what it reads was made of."""
-    sources: dict[Buffer, set[Buffer]] = {}
-    for kernel in program.prepare:
-        own: set[Buffer] = set()
-        for b in kernel.reads():
-            own |= {b.base} if b.base.kind == "param" else sources.get(b.base, set())
-        for b in kernel.writes():
-            sources.setdefault(b.base, set()).update(own)
-        yield kernel, own
-
-
 def _bound(buffer: Buffer) -> int:
     size = buffer.bound()
     if size is None:
@@ -306,7 +281,7 @@ class Lowered:
             mapped_weight_bytes=weights.kept_mapped,
             held_weight_bytes=weights.held,
             held_weights=weights.held_names,
-            loading_copy_bytes=weights.copies + sizes.prepare_scratch,
+            loading_copy_bytes=weights.copies + sizes.prepare_scratch if sizes.loading is None else sizes.loading,
             file_bytes=min(self.file_bytes(weights.kept_names), weights.in_step),
             experts=weights.experts,
             notes=(_UNBOUNDED, *self._notes),

@@ -11,7 +11,7 @@ layer other experts may be in memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from rlx.ir.literal import format_attribute
@@ -22,7 +22,17 @@ from rlx.kernels.program import Buffer, Kernel, Program, Store, loop_spans
 from rlx.ops.experts import GroupedMatMul
 from rlx.records import names_of, replace
 
-__all__ = ["Replaced", "alike", "before_loops", "is_fixed", "is_static", "make_once", "make_once_in_run"]
+__all__ = [
+    "Replaced",
+    "alike",
+    "before_loops",
+    "is_fixed",
+    "is_static",
+    "kept_leaves",
+    "make_once",
+    "make_once_in_run",
+    "origins",
+]
 
 
 def is_fixed(e: Expr) -> bool:
@@ -89,6 +99,31 @@ def make_once_in_run(program: Program, chosen: Callable[[Kernel], bool]) -> None
     if same:
         program.run = kept
         _replace(program, same)
+
+
+def kept_leaves(program: Program) -> set[Buffer]:
+    """The params and constants that stay after packing: runs read them, or a packed buffer comes from several params.
+
+    Those must be there when one of the others is set again.
+    """
+    kept = {b.base for kernel in program.run for b in kernel.reads() if b.base.kind in ("param", "const")}
+    kept |= {b.base for _, b in program.outputs if b.base.kind in ("param", "const")}
+    for _, own in origins(program):
+        if len(own) > 1:
+            kept |= own
+    return kept
+
+
+def origins(program: Program) -> Iterator[tuple[Kernel, set[Buffer]]]:
+    """Each kernel of `prepare` with the params that it reads, or that what it reads was made of."""
+    sources: dict[Buffer, set[Buffer]] = {}
+    for kernel in program.prepare:
+        own: set[Buffer] = set()
+        for b in kernel.reads():
+            own |= {b.base} if b.base.kind == "param" else sources.get(b.base, set())
+        for b in kernel.writes():
+            sources.setdefault(b.base, set()).update(own)
+        yield kernel, own
 
 
 def before_loops(program: Program, chosen: Callable[[Kernel], bool]) -> None:

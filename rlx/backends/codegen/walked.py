@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -18,6 +18,7 @@ from rlx.backends.array import Array, MemorySpace, Tensor
 from rlx.backends.codegen.arguments import KernelCode
 from rlx.backends.codegen.binding import Binding, Overrun, grows, initial, room_for, settable
 from rlx.backends.codegen.control import next_phase
+from rlx.backends.codegen.packing import Packing
 from rlx.backends.codegen.table import Phase, Table, phases_of
 from rlx.backends.states import StatefulExecutable
 from rlx.backends.timing import KernelTime, Timer, kernel_times
@@ -90,8 +91,9 @@ class WalkedCode(ABC):
         self.functions: dict[str, Any] = {}  # symbol -> what a phase of that code is launched by
         prepare, _ = phases_of(program.prepare, self.emit)
         run, marks = phases_of(program.run, self.emit)
-        symbols = dict.fromkeys(self.functions, 0)
-        self.prepare, self.table = Table(prepare, symbols), Table(run, symbols, marks)
+        self.symbols = dict.fromkeys(self.functions, 0)
+        self.prepare, self.table = Table(prepare, self.symbols), Table(run, self.symbols, marks)
+        self.packing = Packing(program, [phase.kernel for phase in prepare])
         self.settable = settable(graph, program)
         self.schedule = planning.schedule(program)
         self.plan = None if self.schedule.bounds is None else self.make_plan(self.schedule.bounds, {})
@@ -130,7 +132,8 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
         self.places: dict[Buffer, Held] = {}  # root buffers that live between runs, and the inputs of one
         self.block: Block = self.memory.allocate(0)  # the arena
         self.size = 0
-        self.dirty = True  # params have changed since `prepare` ran
+        self.stale = set(range(len(code.prepare.phases)))  # phases of `prepare` that have to run
+        self.own_packed: set[Buffer] = set()  # what they have made that no clone reads
         self.room: dict[str, int] = {}
         self.dims: dict[str, int] = {}
         # the shapes of the inputs of the last run, and the extents that they gave
@@ -142,9 +145,7 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
         """Takes in the constants, params and states that the graph declares."""
         for root in (*self.program.constants, *self.program.states):
             self.put(root, initial(root))
-        for value in self.graph.params:
-            if value.data is not None:
-                self.put(self.param(value.name), value.data)
+        self.take_params({value.name: value.data for value in self.graph.params if value.data is not None})
 
     # ---- the device
 
@@ -254,7 +255,8 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
         with self.taken():
             made = self.another()
             made.places |= {b: at for b, at in self.places.items() if b.kind in ("param", "const", "prepared")}
-            made.dirty = self.dirty
+            made.stale = set(self.stale)
+            self.own_packed.clear()
             for root in self.program.states:
                 made.put(root, initial(root) if fresh else self.space.array(self.places[root]))
             if not fresh:
@@ -269,10 +271,21 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
 
     def set_params(self, arrays: Mapping[str, Tensor]) -> None:
         with self.taken():
-            for root in self.program.params:
-                if root.name in arrays:
-                    self.put(root, arrays[root.name])
-                    self.dirty = True
+            self.take_params(arrays)
+
+    def take_params(self, arrays: Mapping[str, Tensor]) -> None:
+        """Brings params and, in steps, makes of them what runs read: memory never holds both forms of all weights."""
+        absent = {root for root in self.program.params if root.name in arrays}
+        self.stale |= self.code.packing.outdated(absent)
+        never = {root for root in self.program.params if root not in self.places} - absent
+        brought = 0
+        for root in [root for root in self.program.params if root in absent]:
+            self.put(root, arrays[root.name])
+            absent.discard(root)
+            brought += self.places[root].nbytes
+            if brought >= self.code.packing.step:
+                self.prepare(absent | never)
+                brought = 0
 
     def raw_param(self, name: str) -> Array | None:
         root = self.param(name)
@@ -341,7 +354,7 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
         check_out(self.graph, extents, out or [None] * len(self.graph.outputs))
         for root, array in zip(self.program.inputs, inputs, strict=True):
             self.bring(root, array)
-        if self.dirty:
+        if self.stale:
             self.prepare()
         before = {root: self.fetch(root, {}) for root in self.program.states} if grows(self.program) else {}
         while True:
@@ -371,12 +384,31 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
         check_guards(self.graph, extents)
         return extents
 
-    def prepare(self) -> None:
-        """Makes what depends on params only, in memory of its own: clones may still use what there was."""
-        for root in [root for root in self.places if root.kind == "prepared"]:
+    def prepare(self, absent: Set[Buffer] = frozenset()) -> None:
+        """Makes what depends on params that have changed, and none of which is `absent`; drops what it is made of.
+
+        It is made in memory of its own: clones may still use what there was.
+        """
+        packing = self.code.packing
+        ready = packing.ready(self.stale, absent)
+        for root in {root for number in ready for root in packing.reads[number] if root.kind == "const"}:
+            if root not in self.places:
+                self.put(root, initial(root))
+        for root in {
+            root for number in ready for root in packing.writes[number]
+        } & self.places.keys() - self.own_packed:
+            if packing.writers[root] > 1:  # of which some may not run again
+                self.places[root] = self.space.copy(self.places[root])
+            else:
+                del self.places[root]
+        phases = self.code.prepare.phases
+        parts = [phases[number] for number in ready]
+        table = self.code.prepare if len(parts) == len(phases) else Table(parts, self.code.symbols)
+        self.walk(Binding(table, {}, self.address, 0, self))
+        self.own_packed.update(root for number in ready for root in packing.writes[number])
+        self.stale.difference_update(ready)
+        for root in packing.spent(self.stale, self.places):
             del self.places[root]
-        self.walk(Binding(self.code.prepare, {}, self.address, 0, self))
-        self.dirty = False
 
     def bind(self, extents: Mapping[str, int]) -> Binding:
         """The words for these extents, with a plan and an arena that they fit into."""
@@ -448,6 +480,9 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
         with self.taken():
             states, kept = {root: self.places[root] for root in self.program.states}, dict(self.kept)
 
+            if self.stale:
+                self.prepare()
+
             def once() -> tuple[list[float], list[float]]:
                 self.places |= {root: self.space.copy(held) for root, held in states.items()}
                 self.spent = spent = [0.0] * len(kernels)
@@ -456,7 +491,7 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
 
             timer = Timer(repeat)
             try:
-                once()  # which prepares
+                once()
                 timer.run(once)
             finally:
                 self.spent, self.kept = None, kept

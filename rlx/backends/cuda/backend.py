@@ -9,6 +9,7 @@ from rlx.backends.array import MemorySpace
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, Executable, Rates
 from rlx.backends.codegen.channels_last import Choice, channels_last
 from rlx.backends.codegen.check import check_supported, claim_of_loops
+from rlx.backends.codegen.packing import Packing
 from rlx.backends.cuda.layout.narrow import store_narrow
 from rlx.backends.cuda.layout.together import join_products
 from rlx.backends.cuda.text.attention import is_suited
@@ -64,7 +65,7 @@ class CudaBackend(CodeGenerator):
 
     @property
     def rates(self) -> Rates:
-        return Rates(5e12, 1.5e12, run=4e-5, launch=8e-6, compile=0.5)
+        return Rates(25e12, 1.8e12, run=3e-5, launch=2.5e-6, compile=0.5)  # of an H200, about
 
     def memory(self) -> DeviceMemory:
         from rlx.backends.cuda.device.driver import driver, find_driver
@@ -109,7 +110,8 @@ class CudaBackend(CodeGenerator):
         kernels = [*program.prepare, *program.run]
         words = sum(len(kernel.reads()) + len(kernel.writes()) for kernel in kernels)
         count = len(kernels)
-        return CodeSizes(count, count, TEXT * count, 8 * words, lambda extents: 0, 0)
+        loading = Packing(program, program.prepare).loading_bytes()
+        return CodeSizes(count, count, TEXT * count, 8 * words, lambda extents: 0, 0, loading=loading)
 
     def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable[Any]:
         from rlx.backends.cuda.executable import Code, CudaExecutable

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,10 @@ from rlx.backends.codegen.walked import Held, WalkedCode, WalkedExecutable
 from rlx.backends.cuda.device.driver import driver
 from rlx.backends.cuda.device.memory import MEMORY, SPACE, CudaMemory
 from rlx.backends.cuda.device.module import Modules
+from rlx.backends.cuda.device.pinned import Status
 from rlx.backends.cuda.device.replay import Replay
+from rlx.backends.cuda.device.timed import Timed
+from rlx.backends.cuda.repeat import Repeat, repeat_of
 from rlx.backends.cuda.text.emitter import STATUS
 from rlx.backends.cuda.text.form import Target
 from rlx.backends.cuda.text.function import Function, LaunchCode
@@ -32,7 +36,6 @@ from rlx.records import dataclass
 
 __all__ = ["Code", "CudaExecutable"]
 
-STATUS_BYTES = 32
 MAPPED = 16  # bytes: what the copy engine, and threads in wide accesses, read starts at a multiple
 
 
@@ -79,9 +82,11 @@ class CudaExecutable(WalkedExecutable):
     def __init__(self, code: Code) -> None:
         with SPACE.session():
             super().__init__(code)
-            self.status = MEMORY.allocate(STATUS_BYTES)
-            MEMORY.fill(self.status.address, STATUS_BYTES, 0)
+            self.status = Status()
+        self.brought: dict[Buffer, Held] = {}  # memory for inputs that come from the host
         self.last: Bound | None = None
+        self.repeat: Repeat | None = None
+        self.timed: tuple[bytes, Timed] | None = None  # by the words of its launches
         self.waiting = False  # what was launched last may still stop with an error
         self.replay = Replay()
 
@@ -106,6 +111,9 @@ class CudaExecutable(WalkedExecutable):
 
     def trim(self) -> None:
         with SPACE.session():
+            self.take_back()
+            self.repeat = self.last = self.timed = None
+            self.brought.clear()
             super().trim()
             MEMORY.reclaim()
 
@@ -119,11 +127,46 @@ class CudaExecutable(WalkedExecutable):
             self.places[root] = SPACE.copy(array.held) if odd or array.held.block in written else array.held
             return
         given = np.ascontiguousarray(array)
-        at = self.places.get(root)
-        if at is None or at.nbytes < given.nbytes or at.block.owner is not None:
-            at = Held(block := MEMORY.allocate(given.nbytes), block.address, root.dtype, given.shape)
+        at = self.brought.get(root)
+        if at is None or at.nbytes < given.nbytes:
+            block = MEMORY.allocate(given.nbytes)
+            at = self.brought[root] = Held(block, block.address, root.dtype, given.shape)
         MEMORY.write(at.address, given)
         self.places[root] = Held(at.block, at.address, root.dtype, given.shape)
+
+    def take_back(self) -> None:
+        """Results of the last run that somebody has leave the arena."""
+        if self.repeat is not None:
+            self.repeat.take_back()
+
+    def run_all(self, inputs: Sequence[Tensor], out: Sequence[Tensor | None] = ()) -> list[Array]:
+        self.outputs = None
+        self.take_back()
+        return super().run_all(inputs, out)
+
+    def run_fresh(
+        self, inputs: Sequence[Any], wanted: tuple[int, ...] | None = None, out: Sequence[Any] | None = None
+    ) -> list[Tensor] | None:
+        """As runs before, with arrays of the host: see `Repeat`."""
+        if self.last is None or wanted is not None or out is not None:
+            return None
+        with self.taken():
+            if self.bound_shapes is None or self.stale or self.fed or self.kept or self.spent is not None:
+                return None
+            again = self.repeat
+            if again is None or again.last is not self.last or not again.serves(inputs):
+                found = repeat_of(self, inputs)
+                if found is None:
+                    return None
+                self.take_back()
+                again = self.repeat = found
+            self.settled()
+            self.outputs, self.waiting = None, True
+            made: list[Tensor] = [*again.run(self, inputs)]
+            self.waiting = False
+            self.look()
+            self.outputs = list(made)
+        return made
 
     def bind(self, extents: Mapping[str, int]) -> Binding:
         """The words for these extents: those of the last run, pointed to where its inputs lie now, if they fit."""
@@ -147,9 +190,9 @@ class CudaExecutable(WalkedExecutable):
         self.last = None
         super().put(root, array)
 
-    def prepare(self) -> None:
+    def prepare(self, absent: Set[Buffer] = frozenset()) -> None:
         self.last = None
-        super().prepare()
+        super().prepare(absent)
 
     def walk(self, binding: Binding) -> None:
         """Launches the phases: as one graph from the second run with the same words and extents on, where no step is
@@ -157,10 +200,10 @@ class CudaExecutable(WalkedExecutable):
 
         Those of a graph are waited for by `finish`: what follows is done meanwhile.
         """
-        if self.waiting:  # a run that was interrupted, of which nobody asks any more
-            self.waiting = False
-            MEMORY.fill(self.status.address, STATUS_BYTES, 0)
-        if binding.table is not self.code.table or not self.code.straight or self.spent is not None:
+        self.settled()
+        if self.spent is not None and binding.table is self.code.table and self.code.straight:
+            self.walk_timed(binding)
+        elif binding.table is not self.code.table or not self.code.straight or self.spent is not None:
             super().walk(binding)
         else:
             last = self.last
@@ -176,21 +219,41 @@ class CudaExecutable(WalkedExecutable):
             if self.fed:  # which a run that was stopped does not touch
                 self.finish()
 
+    def walk_timed(self, binding: Binding) -> None:
+        """A run whose launches are timed."""
+        assert self.spent is not None
+        phases = binding.table.phases
+        words = binding.words.tobytes() + repr(binding.extents).encode()
+        if self.timed is None or self.timed[0] != words:
+            launches = [partial(self.launch, binding, n, phase, early=False) for n, phase in enumerate(phases)]
+            self.timed = words, Timed(launches)
+        for number, seconds in enumerate(self.timed[1].run()):
+            self.spent[number] += seconds
+        self.look()
+
+    def settled(self) -> None:
+        """Nothing is left of a run that was interrupted, of which nobody asks any more."""
+        if self.waiting:
+            self.waiting = False
+            driver().synchronize()
+            self.status.clear()
+
     def finish(self) -> None:
         if self.waiting:
             self.waiting = False
             self.wait()
 
-    def launches(self, binding: Binding) -> Callable[[], None]:
-        """What launches all phases and waits for none."""
+    def launches(self, binding: Binding, after_copy: bool = False) -> Callable[[], None]:
+        """What launches all phases and waits for none; `after_copy`: a copy is under way that the first waits for."""
 
         def submit() -> None:
             for number, phase in enumerate(binding.table.phases):
-                self.launch(binding, number, phase)
+                self.launch(binding, number, phase, early=number > 0 or not after_copy)
 
         return submit
 
-    def launch(self, binding: Binding, number: int, phase: Phase) -> None:
+    def launch(self, binding: Binding, number: int, phase: Phase, early: bool = True) -> None:
+        """Submits a kernel, which may start `early` if it is of the kind that waits for the one before itself."""
         code = phase.code
         assert code is not None
         extents = binding.at_round()
@@ -205,19 +268,24 @@ class CudaExecutable(WalkedExecutable):
             maps = [device.encode(form.at(int(binding.words[first + form.word]), extents)) for form in code.maps]
         words = int(binding.words.ctypes.data) + 8 * first
         handle = self.code.modules.function(code.symbol, function.shared)
-        device.launch(handle, blocks, threads, words, maps, shared=function.shared, overlaps=function.overlaps)
-        if self.spent is not None:
+        device.launch(
+            handle, blocks, threads, words, maps, shared=function.shared, overlaps=early and function.overlaps
+        )
+        if self.spent is not None and not self.code.straight:
             driver().synchronize()
             self.note(number, start)
 
     def wait(self) -> None:
         """Waits for the device. Raises the error of the first check that failed."""
-        if not self.code.sites:
-            driver().synchronize()
-            return
-        failed, site, shown, _ = driver().download(self.status.address, STATUS_BYTES).view(np.int64).tolist()
-        if failed:
-            MEMORY.fill(self.status.address, STATUS_BYTES, 0)
+        driver().synchronize()
+        self.look()
+
+    def look(self) -> None:
+        """Raises the error of the first check that failed, once the device is done."""
+        failed = self.status.failed()
+        if failed is not None:
+            site, shown = failed
+            self.status.clear()
             kernel, kind, dtype = self.code.sites[site]
             names = tested_names(kernel) or kernel.label
             raise ExecutionError(f"node {names}: {kind}: {_shown(shown, dtype)}")

@@ -10,6 +10,7 @@ import numpy as np
 from rlx.backends.array import MemorySpace
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, Executable, Rates
 from rlx.backends.codegen.check import check_supported, claim_of_loops
+from rlx.backends.codegen.packing import Packing
 from rlx.backends.interp.executable import Code, InterpExecutable
 from rlx.backends.interp.memory import HOST, SPACE
 from rlx.backends.memory import DeviceMemory
@@ -95,7 +96,8 @@ class InterpBackend(CodeGenerator):
         kernels = [*program.prepare, *program.run]
         words = sum(len(kernel.reads()) + len(kernel.writes()) for kernel in kernels)
         count = len(kernels)
-        return CodeSizes(count, count, 0, 8 * words, lambda extents: 0, 0)
+        loading = Packing(program, program.prepare).loading_bytes()
+        return CodeSizes(count, count, 0, 8 * words, lambda extents: 0, 0, loading=loading)
 
     def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable[Any]:
         check_supported(graph, program, "the interpreter")

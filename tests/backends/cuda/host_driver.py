@@ -13,6 +13,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -46,6 +47,8 @@ class HostDriver:
     def __init__(self, capability: tuple[int, int] = (8, 0)) -> None:
         self.capability = capability
         self.blocks: dict[int, tuple[Any, int]] = {}
+        self.of_host: set[int] = set()  # the blocks that stand for pinned memory
+        self.most = 0
         self.folder = Path(tempfile.mkdtemp(prefix="rlx-cuda-"))
         self.lock = RLock()
         self.launches = 0
@@ -84,10 +87,20 @@ class HostDriver:
         address = -(-ctypes.addressof(raw) // LINE) * LINE
         ctypes.memset(address, POISON, count + GUARD)
         self.blocks[address] = raw, count
+        self.most = max(self.most, self.used_bytes())
         return address
+
+    def used_bytes(self, most: bool = False) -> int:
+        """Of the device: those that are there now, or the most that were since this was last asked."""
+        used = sum(count for address, (_, count) in self.blocks.items() if address not in self.of_host)
+        if not most:
+            return used
+        most_used, self.most = self.most, used
+        return most_used
 
     def release(self, address: int) -> None:
         _, count = self.blocks.pop(address)
+        self.of_host.discard(address)
         assert ctypes.string_at(address + count, GUARD) == bytes([POISON]) * GUARD, "written beyond the end of a block"
 
     def inside(self, address: int, count: int) -> None:
@@ -101,7 +114,19 @@ class HostDriver:
 
     def upload_pinned(self, address: int, source: int, count: int) -> None:
         self.inside(address, count)
-        ctypes.memmove(address, source, count)
+        self.move(address, source, count)
+
+    def download_pinned(self, to: int, address: int, count: int) -> None:
+        self.inside(address, count)
+        self.inside(to, count)
+        self.move(to, address, count)
+
+    def move(self, to: int, source: int, count: int) -> None:
+        """Copies, or has a graph copy that is being captured."""
+        if self.captured is not None:
+            self.captured.append((ctypes.memmove, to, source, count))
+        else:
+            ctypes.memmove(to, source, count)
 
     def download(self, address: int, count: int) -> Array:
         self.inside(address, count)
@@ -119,7 +144,11 @@ class HostDriver:
         ctypes.memset(address, byte, count)
 
     def pinned(self, count: int) -> int:
-        return self.allocate(count)
+        before = self.most
+        address = self.allocate(count)
+        self.of_host.add(address)
+        self.most = before
+        return address
 
     # ---- code
 
@@ -175,7 +204,8 @@ class HostDriver:
         assert threads % 32 == 0
         assert shared <= 227 << 10
         if self.captured is not None:
-            self.captured.append((function, blocks, threads, ctypes.string_at(words, 8 * 512), maps, shared))
+            held = ctypes.string_at(words, 8 * 512)
+            self.captured.append((self.again, function, blocks, threads, held, maps, shared))
             return
         self.launches += 1
         boxes = ctypes.create_string_buffer(b"".join(maps))
@@ -224,10 +254,27 @@ class HostDriver:
         made, self.captured = self.captured, None
         return made
 
-    def launch_graph(self, graph: Any) -> None:
-        for function, blocks, threads, words, maps, shared in graph:
-            held = ctypes.create_string_buffer(words)
-            self.launch(function, blocks, threads, ctypes.addressof(held), maps, shared=shared)
+    def event(self) -> list[float]:
+        return []
 
-    def drop(self, *, graph: Any = None, module: int | None = None) -> None:
-        return
+    def mark(self, event: list[float]) -> None:
+        assert self.captured is not None
+        self.captured.append((lambda: event.append(time.perf_counter()),))
+
+    def between(self, first: list[float], last: list[float]) -> float:
+        return last[-1] - first[-1]
+
+    def launch_graph(self, graph: Any) -> None:
+        for step, *arguments in graph:
+            step(*arguments)
+
+    def again(self, function: Any, blocks: int, threads: int, words: bytes, maps: Sequence[bytes], shared: int) -> None:
+        """A launch of a graph."""
+        held = ctypes.create_string_buffer(words)
+        self.launch(function, blocks, threads, ctypes.addressof(held), maps, shared=shared)
+
+    def drop(
+        self, *, graph: Any = None, module: int | None = None, pinned: int | None = None, event: Any = None
+    ) -> None:
+        if pinned is not None:
+            self.release(pinned)

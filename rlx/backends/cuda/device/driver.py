@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
+from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from functools import cache
 from threading import RLock
 from typing import Any
@@ -28,7 +28,7 @@ __all__ = ["Driver", "driver", "find_driver"]
 OUT_OF_MEMORY = 2
 NOT_FOUND = 500
 CAPABILITY_MAJOR, CAPABILITY_MINOR, PROCESSORS = 75, 76, 16  # CU_DEVICE_ATTRIBUTE_...
-RELEASE_THRESHOLD = 4  # CU_MEMPOOL_ATTR_...
+RELEASE_THRESHOLD, USED_NOW, USED_MOST = 4, 7, 8  # CU_MEMPOOL_ATTR_...
 NON_BLOCKING = 1
 THREAD_LOCAL_CAPTURE = 1  # CU_STREAM_CAPTURE_MODE_...
 STAGED = 4 << 20  # bytes up to which downloads go through pinned memory
@@ -37,6 +37,7 @@ OLDEST = 12000  # CUDA 12.0: stream-ordered memory, and graphs as they are used 
 PLAIN_SHARED = 48 << 10  # bytes of a block's shared memory that need not be asked for
 MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_...
 PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
+EXTERNAL = 1  # CU_EVENT_RECORD_...
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 MAP_TYPES = {"f16": 6, "bf16": 9}  # CU_TENSOR_MAP_DATA_TYPE_...
 SWIZZLE_128, PROMOTED_256 = 3, 3  # CU_TENSOR_MAP_...
@@ -175,6 +176,15 @@ class Driver:
         self.call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value, total.value
 
+    def used_bytes(self, most: bool = False) -> int:
+        """Bytes of the device that `allocate` has given: now, or the most since this was last asked."""
+        pool, count = c_void_p(), c_ulonglong()
+        self.call("cuDeviceGetDefaultMemPool", byref(pool), self.device)
+        self.call("cuMemPoolGetAttribute", pool, USED_MOST if most else USED_NOW, byref(count))
+        if most:
+            self.call("cuMemPoolSetAttribute", pool, USED_MOST, byref(c_ulonglong(0)))
+        return count.value
+
     def allocate(self, count: int) -> int:
         """The address of so many bytes, at a multiple of 256. Raises `MemoryDeficit`."""
         address = c_ulonglong()
@@ -214,6 +224,10 @@ class Driver:
             ctypes.memmove(made.ctypes.data, to, count)
         return made
 
+    def download_pinned(self, to: int, address: int, count: int) -> None:
+        """Starts a copy to pinned memory."""
+        self.call("cuMemcpyDtoHAsync_v2", c_void_p(to), c_ulonglong(address), c_size_t(count), self.stream)
+
     def copy(self, to: int, source: int, count: int) -> None:
         if count:
             self.call("cuMemcpyDtoDAsync_v2", c_ulonglong(to), c_ulonglong(source), c_size_t(count), self.stream)
@@ -223,7 +237,7 @@ class Driver:
             self.call("cuMemsetD8Async", c_ulonglong(address), ctypes.c_ubyte(byte), c_size_t(count), self.stream)
 
     def pinned(self, count: int) -> int:
-        """The address of memory of the host that copies are fast from; it is kept."""
+        """The address of memory of the host that copies are fast from and to and that kernels reach; see `drop`."""
         address = c_void_p()
         self.call("cuMemHostAlloc", byref(address), c_size_t(count), 0)
         assert address.value is not None
@@ -324,11 +338,33 @@ class Driver:
             self.call("cuGraphDestroy", graph)
         return made
 
+    def event(self) -> Any:
+        """What marks a place among launches that are captured, and the time at which the device came there."""
+        made = c_void_p()
+        self.call("cuEventCreate", byref(made), 0)
+        return made
+
+    def mark(self, event: Any) -> None:
+        """Marks the place after what was captured last."""
+        self.call("cuEventRecordWithFlags", event, self.stream, EXTERNAL)
+
+    def between(self, first: Any, last: Any) -> float:
+        """Seconds from one event to another, once the device is done."""
+        found = c_float()
+        self.call("cuEventElapsedTime", byref(found), first, last)
+        return found.value / 1e3
+
     def launch_graph(self, graph: Any) -> None:
         self.call("cuGraphLaunch", graph, self.stream)
 
-    def drop(self, *, graph: Any = None, module: int | None = None) -> None:
-        """Lets go of a graph or a module; any thread may call it at any time."""
+    def drop(
+        self, *, graph: Any = None, module: int | None = None, pinned: int | None = None, event: Any = None
+    ) -> None:
+        """Lets go of a graph, a module, pinned memory or an event; any thread may call it at any time."""
+        if event is not None:
+            self.dropped.append(("cuEventDestroy_v2", event))
+        if pinned is not None:
+            self.dropped.append(("cuMemFreeHost", c_void_p(pinned)))
         if graph is not None:
             self.dropped.append(("cuGraphExecDestroy", graph))
         if module is not None:

@@ -17,10 +17,10 @@ from rlx.backends.cuda.device.dlpack import DEVICE_TYPE, capsule_over, read_caps
 from rlx.backends.cuda.device.driver import driver
 from rlx.backends.dlpack import DLPackArray
 from rlx.errors import MemoryDeficit
-from rlx.ir.dtype import dtype_of
+from rlx.ir.dtype import DType, dtype_of
 from rlx.ir.graph import Array as HostArray
 
-__all__ = ["MEMORY", "SPACE", "Block", "CudaMemory"]
+__all__ = ["MEMORY", "SPACE", "Block", "CudaMemory", "Lent", "Reading"]
 
 CPU = (1, 0)  # kDLCPU
 STAGED = 16 << 20  # bytes of each of the two parts of pinned memory that large arrays go through
@@ -108,6 +108,39 @@ class CudaMemory:
 MEMORY = CudaMemory()
 
 
+class Reading:
+    """Whether the host has read a result of some run."""
+
+    __slots__ = ("done",)
+
+    def __init__(self, done: bool) -> None:
+        self.done = done
+
+
+class Lent(Held):
+    """A result where its run has left it: in the arena, until the next run has it `settle` elsewhere.
+
+    `mirror` has the same elements in memory of the host, which `pinned` keeps.
+    """
+
+    def __init__(self, block: Any, address: int, dtype: DType, shape: tuple[int, ...], reading: Reading) -> None:
+        super().__init__(block, address, dtype, shape)
+        self.reading = reading
+        self.mirror: HostArray | None = None
+        self.pinned: object = None
+
+    def settle(self) -> None:
+        """Has memory of its own from now on."""
+        block = MEMORY.allocate(self.nbytes)
+        driver().copy(block.address, self.address, self.nbytes)
+        self.block, self.address, self.mirror, self.pinned = block, block.address, None, None
+
+    def read(self) -> HostArray | None:
+        """A copy of the elements if the host has them."""
+        self.reading.done = True
+        return None if self.mirror is None else self.mirror.copy()
+
+
 class CudaSpace(MemorySpace):
     """What the arrays of the device lie in."""
 
@@ -120,6 +153,8 @@ class CudaSpace(MemorySpace):
         return MEMORY.held_copy(array)
 
     def fetch(self, held: Held) -> HostArray:
+        if isinstance(held, Lent) and (made := held.read()) is not None:
+            return made
         return driver().download(held.address, held.nbytes).view(held.dtype.numpy).reshape(held.shape)
 
     def adopt(self, value: Any) -> Held | None:
@@ -175,6 +210,8 @@ class CudaSpace(MemorySpace):
             raise BufferError(f"an array on 'cuda' can't be given to device {tuple(place)}")
         if copy:
             held = self.copy(held)
+        elif isinstance(held, Lent):
+            held.settle()
         device.synchronize()  # so that a consumer's stream need not wait
         held.block.shared = True
         return capsule_over(held, device.number, options.get("max_version"))

@@ -125,7 +125,7 @@ class RowThreads:
 
     def __call__(self, extents: Extents) -> int:
         most = max(volume(shape, extents) for shape in self.shapes)
-        return next((n for n, up_to in ((32, 128), (64, 512), (128, 2048), (256, 8192)) if most <= up_to), 512)
+        return next((n for n, up_to in ((32, 128), (128, 512), (256, 8192)) if most <= up_to), 512)
 
 
 def shared_rows(store: Store) -> frozenset[Var] | None:

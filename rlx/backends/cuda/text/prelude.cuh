@@ -266,8 +266,13 @@ template <int SIGN, bool LAST, class T> RLX_DEVICE i64 slices_place(T v, i64 at)
   return at;
 }
 
-// the first failed check of a run: {1, site, bits of what it shows}
+// the first failed check of a run: {1, site, bits of what it shows}, here and where the host reads it, which at[3] says
 RLX_DEVICE void k_fail(i64 status, i64 site, i64 shown) {
   u64* at = (u64*)status;
-  if (atomicCAS(at, 0ull, 1ull) == 0) { at[1] = (u64)site; at[2] = (u64)shown; }
+  if (atomicCAS(at, 0ull, 1ull) == 0) {
+    volatile u64* seen = (volatile u64*)at[3];
+    at[1] = seen[1] = (u64)site;
+    at[2] = seen[2] = (u64)shown;
+    seen[0] = 1;
+  }
 }
