@@ -27,8 +27,10 @@ from rlx.backends.cpu.kernels.attention import strategies as attention
 from rlx.backends.cpu.kernels.conv import fused_depthwise, pairs
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
 from rlx.backends.cpu.kernels.conv import strategies as conv
+from rlx.backends.cpu.kernels.conv.depthwise import is_depthwise
 from rlx.backends.cpu.kernels.conv.int8 import has_planes
 from rlx.backends.cpu.kernels.conv.pointwise import is_pointwise, may_be_product
+from rlx.backends.cpu.kernels.conv.rounded_images import store_rounded
 from rlx.backends.cpu.kernels.grouped_matmul import find_layers
 from rlx.backends.cpu.kernels.matmul import strategies as matmul
 from rlx.backends.cpu.kernels.registry import SPECIALS
@@ -141,7 +143,8 @@ class CpuBackend(CodeGenerator):
                 return not in_pairs
             case ConvOp():
                 w = node.inputs[1].shape
-                return not (in_pairs and (is_pointwise(node.op, w) or pairs.suits(node.op, w, self.target)))
+                taken = is_pointwise(node.op, w) or is_depthwise(node.op, w) or pairs.suits(node.op, w, self.target)
+                return not (in_pairs and taken)
             case ConvTranspose():
                 return True
         return False  # attention rounds what it reads
@@ -185,6 +188,8 @@ class CpuBackend(CodeGenerator):
 
     def layout(self, program: Program, packing: str = "fast", precision: str = "f32") -> Program:
         channels_last(program, Choice(may_be_product, has_planes))
+        if self.target.multiplies_bf16:
+            store_rounded(program, lambda kernel: conv.reads_rounded(kernel, self.target))
         prepare: list[Kernel] = []
         run: list[Kernel] = []
         weights = sum(b.bound() or 0 for b in (*program.params, *program.constants))

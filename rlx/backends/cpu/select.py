@@ -45,7 +45,7 @@ def laid_out(kernel: Kernel, setting: Setting) -> list[Kernel]:
         case Contract():
             return matmul.layout(kernel, setting)
         case Conv():
-            product = as_pairs(kernel) if kernel.anchor.activations else as_product(kernel)
+            product = as_pairs(kernel, setting.target) if kernel.anchor.activations else as_product(kernel)
             return conv.layout(kernel, setting) if product is None else matmul.layout(product, setting)
         case Attention():
             return attention.layout(kernel, setting)
