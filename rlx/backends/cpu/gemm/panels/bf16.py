@@ -125,16 +125,16 @@ def may_be_words(k: Size) -> bool:
 
 def _words(a: Load) -> Load:
     """What reads rows that are stored rounded, of which `may_be_words` is true, in pairs."""
-    index = linear_index(a.indices, a.source.shape)
-    pairs = {term: _half(step) for term, step in index.coefs.items() if term is not DEPTH}
-    at = index_expr(Affine(_half(index.constant), {**pairs, DEPTH: 1}))
-    return Load(a.source.view((_half(numel(a.source.shape)),), I32), (at,), I32)
+    index, size = linear_index(a.indices, a.source.shape), numel(a.source.shape)
+    steps = {term: _known(step) for term, step in index.coefs.items() if term != DEPTH}
+    halves = {term: step // 2 for term, step in steps.items() if step % 2 == 0}  # an axis of one has any step
+    at = index_expr(Affine(_known(index.constant) // 2, {**halves, DEPTH: 1}))
+    return Load(a.source.view((_known(size) // 2,), I32), (at,), I32)
 
 
-def _half(size: Size) -> int:
+def _known(size: Size) -> int:
     assert isinstance(size, int)
-    assert size % 2 == 0
-    return size // 2
+    return size
 
 
 def _divides(count: int, size: Size) -> bool:
