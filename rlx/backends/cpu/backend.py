@@ -12,6 +12,7 @@ from rlx.backends.codegen.arguments import scratch_bytes
 from rlx.backends.codegen.channels_last import Choice, channels_last
 from rlx.backends.codegen.object_cache import ObjectCache
 from rlx.backends.codegen.reuse import Reuse
+from rlx.backends.codegen.rounded_images import store_rounded
 from rlx.backends.codegen.scalars import filled, without_scalars
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.gemm.panels import f28
@@ -30,7 +31,6 @@ from rlx.backends.cpu.kernels.conv import strategies as conv
 from rlx.backends.cpu.kernels.conv.depthwise import is_depthwise
 from rlx.backends.cpu.kernels.conv.int8 import has_planes
 from rlx.backends.cpu.kernels.conv.pointwise import is_pointwise, may_be_product
-from rlx.backends.cpu.kernels.conv.rounded_images import store_rounded
 from rlx.backends.cpu.kernels.grouped_matmul import find_layers
 from rlx.backends.cpu.kernels.matmul import strategies as matmul
 from rlx.backends.cpu.kernels.registry import SPECIALS

@@ -62,6 +62,7 @@ CASES = {
     "conv.im2col+few": conv("f32[1, 4, 7, 7]", "f32[1, 128, 9, 9]", "f32[4, 64, 3, 3]", ", groups=2"),
     "conv.im2col": conv("f32[1, 16, 5, 5]", "f32[1, 8, 9, 9]", "f32[16, 8, 1, 1]", ", strides=(2, 2)"),
     "conv.implicit_gemm+bf16_pairs": conv("f32[1, 8, 7, 7]", "f32[1, 8, 9, 9]", "f32[8, 8, 3, 3]"),
+    "conv.in_image+bf16_pairs": conv("f32[1, 16, 32, 32]", "f32[1, 8, 32, 32]", "f32[16, 8, 1, 1]"),
     "conv.im2col+bf16_pairs": conv("f32[1, 16, 5, 5]", "f32[1, 8, 9, 9]", "f32[16, 8, 1, 1]", ", strides=(2, 2)"),
     "conv.winograd_f2x2_3x3": conv("f32[1, 512, 7, 7]", "f32[1, 512, 9, 9]", "f32[512, 512, 3, 3]"),
     "conv.winograd_f4x4_3x3": conv("f32[1, 64, 7, 7]", "f32[1, 64, 9, 9]", "f32[64, 64, 3, 3]"),
@@ -85,7 +86,10 @@ FORMATS = {
 }
 
 
-ROUNDED = ["matmul.bf16_thin", "matmul.bf16_pairs", "conv.implicit_gemm+bf16_pairs", "conv.im2col+bf16_pairs"]
+ROUNDED = [
+    "matmul.bf16_thin", "matmul.bf16_pairs", "conv.implicit_gemm+bf16_pairs", "conv.in_image+bf16_pairs",
+    "conv.im2col+bf16_pairs",
+]  # fmt: skip
 NEEDS = dict.fromkeys(
     ["matmul.int8", "conv.int8", "conv.int8_depthwise", "matmul.i16_pairs", "matmul.panels+f16", "matmul.panels+f28"],
     "avx2",

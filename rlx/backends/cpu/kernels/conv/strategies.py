@@ -18,8 +18,8 @@ from rlx.backends.cpu.kernels.conv.few_outputs import FewOutputs
 from rlx.backends.cpu.kernels.conv.grouped import Grouped
 from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm
 from rlx.backends.cpu.kernels.conv.int8_depthwise import Int8Depthwise
-from rlx.backends.cpu.kernels.conv.pointwise import as_pairs
 from rlx.backends.cpu.kernels.conv.planar import in_planes, reads_in_place
+from rlx.backends.cpu.kernels.conv.pointwise import as_pairs
 from rlx.backends.cpu.kernels.conv.product import Im2col, InImage
 from rlx.backends.cpu.kernels.conv.weights import is_few
 from rlx.backends.cpu.kernels.conv.winograd_forms import FORMS
