@@ -473,7 +473,7 @@ class Place:
 
 
 class Depthwise(PackedWeights):
-    """f32 with one channel and one output a group: sums of whole vectors of channels in registers."""
+    """One channel and one output a group, of an image of f32 or 16 bits: sums of vectors of channels in registers."""
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         assert isinstance(kernel.anchor, Conv)
