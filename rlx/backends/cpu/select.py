@@ -29,6 +29,7 @@ STRATEGIES: Mapping[str, Sequence[CpuStrategy]] = {  # by what they compute, in 
     "matrix products of activations rounded to 8 bits": matmul.Q8,
     "matrix products of operands rounded to bf16": matmul.BF16,
     "matrix products": matmul.MATMUL,
+    "matrix products of weights that stay where they are": tuple(x for way in matmul.IN_PLACE.values() for x in way),
     "convolutions of operands rounded to bf16": conv.BF16,
     "convolutions": conv.CONV,
     "attention": attention.ATTENTION,

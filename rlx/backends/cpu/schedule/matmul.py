@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from rlx.backends.cpu.schedule.arguments import FEW_THREADS, Extents, thread_count
 from rlx.backends.cpu.schedule.balance import TURNS, shares, wants_shares
@@ -229,6 +230,29 @@ class ProductParts:
     copy: int  # where a copy of rows of A starts there; negative: they are read where they are
     scratch: int
     steps: int  # of k in a block, at most; 0: by tiles, and `copy` is room for what they need
+
+
+@dataclass(frozen=True)
+class InPlaceParts(ProductParts):
+    """How a product is split whose chunks make panels, some at a time, in scratch at `room`."""
+
+    room: int
+
+
+@dataclass(eq=False, repr=False)
+class InPlaceSchedule:
+    """The chunks of a product, each of which makes `nbytes` bytes of panels at a time."""
+
+    product: Callable[[Extents], ProductParts]
+    nbytes: int
+
+    def __call__(self, extents: Extents) -> InPlaceParts:
+        made = self.product(extents)
+        room = aligned(made.scratch)
+        scratch = room + aligned(self.nbytes)
+        return InPlaceParts(
+            made.row_chunk, made.panel_chunk, made.chunks, made.sums, made.copy, scratch, made.steps, room
+        )
 
 
 @dataclass(eq=False, repr=False)
