@@ -12,6 +12,7 @@ from rlx.backends.cpu.gemm.panels.blocks import ENCODED
 from rlx.backends.cpu.gemm.panels.coded import PAIRED, SCALED
 from rlx.backends.cpu.gemm.panels.q8 import Q8_FORMATS
 from rlx.backends.cpu.kernels.conv.winograd_forms import FORMS
+from rlx.backends.cpu.kernels.matmul.strategies import IN_PLACE
 from rlx.backends.cpu.kernels.registry import SPECIALS
 from rlx.backends.cpu.select import STRATEGIES
 from rlx.errors import OptionError
@@ -83,6 +84,7 @@ FORMATS = {
     *(f"matmul.panels+{format.name}" for format in SCALED),
     *(f"matmul.bf16_pairs+{format.whole.name}" for format in PAIRED),
     *(f"matmul.q8+{format.code.name}" for format in Q8_FORMATS),
+    *(way.name for ways in IN_PLACE.values() for way in ways),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 from rlx.backends.cpu.schedule.arguments import FEW_THREADS, Extents, thread_count
 from rlx.backends.cpu.schedule.balance import TURNS, shares, wants_shares
@@ -243,7 +242,7 @@ class InPlaceParts(ProductParts):
 class InPlaceSchedule:
     """The chunks of a product, each of which makes `nbytes` bytes of panels at a time."""
 
-    product: Callable[[Extents], ProductParts]
+    product: MatmulSchedule
     nbytes: int
 
     def __call__(self, extents: Extents) -> InPlaceParts:

@@ -73,7 +73,7 @@ def emit_product(kernel: Kernel, format: PanelFormat, target: Target, made: Made
 
     tiles = target.multiplies_by_tiles(dtype.name) and format.by_tiles
     product = MatmulSchedule(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, target.rates, tiles)
-    schedule: Callable[[Extents], ProductParts] = format.schedule(product, target)
+    schedule = format.schedule(product, target)
     cut = once(InPlaceSchedule(schedule, made.nbytes) if made else schedule)
     table = ArgumentTable(_arguments(store, replace(anchor, k=k), cut, gemm.block_routine(tile), made))
     sites: list[str] = []
