@@ -1,4 +1,6 @@
-"""What this machine can do at most: f32 multiply-adds a second, and bytes read from memory a second."""
+"""What this machine can do at most: multiply-adds a second, of f32, pairs of bf16 and fours of bytes, and bytes read
+from memory a second.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,17 @@ READ_BYTES = 1 << 30  # far beyond any cache
 
 
 class Peaks:
-    """Two loops as machine code for this CPU: multiply-adds on registers, and a sum over memory."""
+    """Loops as machine code for this CPU: multiply-adds on registers, and a sum over memory.
+
+    `products` are the loops of multiply-adds and the operations of a lane in a step: "f32", and where an instruction
+    has them "bf16" and "i8".
+    """
 
     def __init__(self) -> None:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         features = llvm.get_host_cpu_features()
+        self.pairs, self.fours = (features.get(name, False) for name in ("avx512bf16", "avx512vnni"))
         self.width = 16 if features.get("avx512f") else 8 if features.get("avx") else 4
         target = llvm.Target.from_default_triple()
         machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3)
@@ -33,12 +40,18 @@ class Peaks:
         self.engine.finalize_object()
         kind = ctypes.CFUNCTYPE(ctypes.c_float, ctypes.c_void_p, ctypes.c_int64)
         self.fma, self.read = (kind(self.engine.get_function_address(name)) for name in ("fma", "read"))
+        self.products = {"f32": (self.fma, 2)}
+        for name, loop, count in (("bf16", "pairs", 4), ("i8", "fours", 8)):
+            if getattr(self, loop):
+                self.products[name] = kind(self.engine.get_function_address(loop)), count
 
     def source(self) -> str:
         """LLVM IR of both loops."""
         return (
             self.loop("fma", self.fma_step)
             + self.loop("read", self.read_step)
+            + (self.loop("pairs", pairs_step) + PAIRS if self.pairs else "")
+            + (self.loop("fours", fours_step) + FOURS if self.fours else "")
             + f"""
 declare {self.vector} @llvm.fma.v{self.width}f32({self.vector}, {self.vector}, {self.vector})
 declare float @llvm.vector.reduce.fadd.v{self.width}f32(float, {self.vector})
@@ -100,6 +113,24 @@ end:
             "gflops": threads * FMA_STEPS * CHAINS * self.width * 2 / flops / 1e9,
             "read_gbs": threads * part / read / 1e9,
         }
+
+
+PAIRS = "declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)"
+FOURS = "declare <16 x i32> @llvm.x86.avx512.vpdpbusd.512(<16 x i32>, <16 x i32>, <16 x i32>)"
+
+
+def pairs_step(i: int) -> str:
+    v, pairs = "<16 x float>", "<32 x bfloat>"
+    return f"""%x{i} = bitcast {v} %x to {pairs}
+  %n{i} = call {v} @llvm.x86.avx512bf16.dpbf16ps.512({v} %a{i}, {pairs} %x{i}, {pairs} %x{i})"""
+
+
+def fours_step(i: int) -> str:
+    v = "<16 x i32>"
+    return f"""%x{i} = bitcast <16 x float> %x to {v}
+  %i{i} = bitcast <16 x float> %a{i} to {v}
+  %d{i} = call {v} @llvm.x86.avx512.vpdpbusd.512({v} %i{i}, {v} %x{i}, {v} %x{i})
+  %n{i} = bitcast {v} %d{i} to <16 x float>"""
 
 
 def best(loop: Any, calls: list[tuple[int, int]], rounds: int) -> float:

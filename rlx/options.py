@@ -60,7 +60,7 @@ class CompileOptions:
     reuse: bool = True  # let buffers share memory when their lives do not overlap (False: for debugging)
     cache_dir: str | os.PathLike[str] | None = None  # where compiled code is kept; None: the user's cache folder
     cache: bool = True  # keep what was compiled from a file, with its packed weights, for the next load of that file
-    packing: Literal["fast", "shared"] = "fast"  # weights packed for these sizes, or as other graphs share them
+    packing: Literal["fast", "shared", "none"] = "fast"  # weights packed for these sizes, as others share them, or not
     queue: int | None = None  # runs that `submit` takes before it waits for one to end; None: 4; int: in the estimate
     busy: Literal["error", "wait"] = "error"  # what a call of a graph does that runs in another thread
     trap: Literal["off", "nan", "inf"] = "off"  # stop at the first kernel that gives NaN (inf: or infinities); slow
@@ -77,8 +77,11 @@ class CompileOptions:
             raise OptionError(f"precision={self.precision!r}: expected {', '.join(map(repr, PRECISIONS))}")
         if not _is_one(self.over_budget, "error", "warn", "allow"):
             raise OptionError(f"over_budget={self.over_budget!r}: expected 'error', 'warn' or 'allow'")
-        if not _is_one(self.packing, "fast", "shared"):
-            raise OptionError(f"packing={self.packing!r}: expected 'fast', or 'shared' for one copy in several graphs")
+        if not _is_one(self.packing, "fast", "shared", "none"):
+            raise OptionError(
+                f"packing={self.packing!r}: expected 'fast', 'shared' for one copy in several graphs, or 'none' for"
+                " weights that are read where they lie"
+            )
         if self.queue is not None and not (_is_int(self.queue) and self.queue >= 1):
             raise OptionError(f"queue={self.queue!r}: expected an int >= 1, the runs that submit takes, or None for 4")
         if not _is_one(self.busy, "error", "wait"):
@@ -182,7 +185,7 @@ class EveryDevicesOptions(TypedDict, total=False):
     reuse: bool
     cache_dir: str | os.PathLike[str] | None
     cache: bool
-    packing: Literal["fast", "shared"]
+    packing: Literal["fast", "shared", "none"]
     queue: int | None
     busy: Literal["error", "wait"]
     trap: Literal["off", "nan", "inf"]

@@ -12,6 +12,7 @@ from rlx.backends.codegen.arguments import scratch_bytes
 from rlx.backends.codegen.channels_last import Choice, channels_last
 from rlx.backends.codegen.object_cache import ObjectCache
 from rlx.backends.codegen.reuse import Reuse
+from rlx.backends.codegen.rounded_images import store_rounded
 from rlx.backends.codegen.scalars import filled, without_scalars
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.gemm.panels import f28
@@ -27,6 +28,7 @@ from rlx.backends.cpu.kernels.attention import strategies as attention
 from rlx.backends.cpu.kernels.conv import fused_depthwise, pairs
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
 from rlx.backends.cpu.kernels.conv import strategies as conv
+from rlx.backends.cpu.kernels.conv.depthwise import is_depthwise
 from rlx.backends.cpu.kernels.conv.int8 import has_planes
 from rlx.backends.cpu.kernels.conv.pointwise import is_pointwise, may_be_product
 from rlx.backends.cpu.kernels.grouped_matmul import find_layers
@@ -43,7 +45,7 @@ from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.backends.cpu.target import Target
 from rlx.backends.granted import cpu_count, run_threads
 from rlx.backends.memory import DeviceMemory, host_memory
-from rlx.errors import DeviceUnavailable
+from rlx.errors import DeviceUnavailable, OptionError
 from rlx.install import install_package
 from rlx.ir.dtype import DType
 from rlx.ir.encoding import Encoding
@@ -64,6 +66,8 @@ from rlx.progress import report
 from rlx.records import replace
 
 __all__ = ["CpuBackend"]
+
+SMALL = 1 << 16  # bytes that a kernel makes ahead of weights that are read where they lie, such as a folded bias
 
 
 class CpuBackend(CodeGenerator):
@@ -141,7 +145,8 @@ class CpuBackend(CodeGenerator):
                 return not in_pairs
             case ConvOp():
                 w = node.inputs[1].shape
-                return not (in_pairs and (is_pointwise(node.op, w) or pairs.suits(node.op, w, self.target)))
+                taken = is_pointwise(node.op, w) or is_depthwise(node.op, w) or pairs.suits(node.op, w, self.target)
+                return not (in_pairs and taken)
             case ConvTranspose():
                 return True
         return False  # attention rounds what it reads
@@ -185,10 +190,14 @@ class CpuBackend(CodeGenerator):
 
     def layout(self, program: Program, packing: str = "fast", precision: str = "f32") -> Program:
         channels_last(program, Choice(may_be_product, has_planes))
+        if self.target.multiplies_bf16:
+            store_rounded(program, lambda kernel: conv.reads_rounded(kernel, self.target))
         prepare: list[Kernel] = []
         run: list[Kernel] = []
         weights = sum(b.bound() or 0 for b in (*program.params, *program.constants))
-        setting = Setting(self.target, streamed=weights >= f28.STREAMED, shared=packing == "shared")
+        setting = Setting(
+            self.target, streamed=weights >= f28.STREAMED, shared=packing == "shared", in_place=packing == "none"
+        )
         copied: set[Buffer] = set()  # operands in the layout that another kernel reads
         for kernels, own in ((program.prepare, prepare), (program.run, run)):
             for kernel in kernels:
@@ -202,6 +211,8 @@ class CpuBackend(CodeGenerator):
         before_loops(program, lambda kernel: kernel.packs)
         make_once_in_run(program, lambda k: isinstance(k.strategy, Rounding) or not copied.isdisjoint(k.writes()))
         fused_depthwise.join(program)
+        if packing == "none":
+            _refuse_copies(program)
         decode_cache.join(program)
         find_layers(program, self.target)
         return program
@@ -291,6 +302,19 @@ class CpuBackend(CodeGenerator):
         if runner_ir.CPYTHON:
             work.prepare(entry_ir.NAME, entry_ir.entry_ir)
         return build(graph, program, options, lambda kernel: made.get(kernel) or self.emit_kernel(kernel), work)
+
+
+def _refuse_copies(program: Program) -> None:
+    """Raises `OptionError` where a kernel would keep a copy of weights; small tables are made ahead all the same."""
+    for kernel in program.prepare:
+        size = sum(b.bound() or 0 for b in kernel.writes() if b.kind == "prepared")
+        if size > SMALL and any(b.base.kind in ("param", "const") for b in kernel.reads()):
+            what = kernel.label or "a kernel without a name"
+            raise OptionError(
+                f"packing='none': {what} keeps {size} bytes made of its weights ({kernel.name}); only matrix products"
+                " with weights of f32, f16, bf16, or of blocks along the axis that is summed over, read them where they"
+                " lie: use packing='fast'"
+            )
 
 
 def cache_of(options: CompileOptions) -> ObjectCache | None:

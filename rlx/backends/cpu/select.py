@@ -29,6 +29,7 @@ STRATEGIES: Mapping[str, Sequence[CpuStrategy]] = {  # by what they compute, in 
     "matrix products of activations rounded to 8 bits": matmul.Q8,
     "matrix products of operands rounded to bf16": matmul.BF16,
     "matrix products": matmul.MATMUL,
+    "matrix products of weights that stay where they are": tuple(x for way in matmul.IN_PLACE.values() for x in way),
     "convolutions of operands rounded to bf16": conv.BF16,
     "convolutions": conv.CONV,
     "attention": attention.ATTENTION,
@@ -45,7 +46,7 @@ def laid_out(kernel: Kernel, setting: Setting) -> list[Kernel]:
         case Contract():
             return matmul.layout(kernel, setting)
         case Conv():
-            product = as_pairs(kernel) if kernel.anchor.activations else as_product(kernel)
+            product = as_pairs(kernel, setting.target) if kernel.anchor.activations else as_product(kernel)
             return conv.layout(kernel, setting) if product is None else matmul.layout(product, setting)
         case Attention():
             return attention.layout(kernel, setting)

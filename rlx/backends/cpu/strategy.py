@@ -23,12 +23,13 @@ class Setting:
     """What a choice depends on besides the kernel.
 
     `target` is the machine. `streamed`: the program's weights don't stay in caches between runs. `shared`: packed
-    weights have to be the same for any number of rows.
+    weights have to be the same for any number of rows. `in_place`: products keep no copy of weights.
     """
 
     target: Target
     streamed: bool
     shared: bool
+    in_place: bool = False
 
 
 class CpuStrategy(Strategy, ABC):

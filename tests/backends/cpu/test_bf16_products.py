@@ -594,15 +594,17 @@ def test_convolutions_of_open_sizes(precision: str) -> None:
 
 @pytest.mark.needs("bf16")
 def test_single_pixels_are_products_of_pairs() -> None:
-    """Windows of several pixels are read in words of pairs, but for those that transforms in f32 make faster."""
-    for w, name in (
-        ((64, 64, 1, 1), "matmul.bf16_pairs"),
-        ((64, 64, 3, 3), "conv.winograd_f4x4_3x3"),
-        ((64, 64, 5, 5), "conv.implicit_gemm+bf16_pairs"),
-        ((1200, 64, 3, 3), "conv.implicit_gemm+bf16_pairs"),
+    """Many are read in words of pairs, as windows of several pixels are, but for those that transforms in f32 make
+    faster."""
+    for w, size, name in (
+        ((64, 64, 1, 1), 20, "matmul.bf16_pairs"),
+        ((64, 64, 1, 1), 30, "conv.in_image+bf16_pairs"),
+        ((64, 64, 3, 3), 30, "conv.winograd_f4x4_3x3"),
+        ((64, 64, 5, 5), 30, "conv.implicit_gemm+bf16_pairs"),
+        ((1200, 64, 3, 3), 30, "conv.implicit_gemm+bf16_pairs"),
     ):
         g = rlx.Graph("conv")
-        g.output(rlx.conv(rlx.relu(g.input("x", (1, 64, 30, 30))), g.param("w", w)), "y")
+        g.output(rlx.conv(rlx.relu(g.input("x", (1, 64, size, size))), g.param("w", w)), "y")
         model = rlx.compile(g, device="cpu", precision="bf16")
         assert f" {name} " in model.explain("kernels")
 

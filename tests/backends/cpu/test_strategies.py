@@ -12,6 +12,7 @@ from rlx.backends.cpu.gemm.panels.blocks import ENCODED
 from rlx.backends.cpu.gemm.panels.coded import PAIRED, SCALED
 from rlx.backends.cpu.gemm.panels.q8 import Q8_FORMATS
 from rlx.backends.cpu.kernels.conv.winograd_forms import FORMS
+from rlx.backends.cpu.kernels.matmul.strategies import IN_PLACE
 from rlx.backends.cpu.kernels.registry import SPECIALS
 from rlx.backends.cpu.select import STRATEGIES
 from rlx.errors import OptionError
@@ -62,6 +63,7 @@ CASES = {
     "conv.im2col+few": conv("f32[1, 4, 7, 7]", "f32[1, 128, 9, 9]", "f32[4, 64, 3, 3]", ", groups=2"),
     "conv.im2col": conv("f32[1, 16, 5, 5]", "f32[1, 8, 9, 9]", "f32[16, 8, 1, 1]", ", strides=(2, 2)"),
     "conv.implicit_gemm+bf16_pairs": conv("f32[1, 8, 7, 7]", "f32[1, 8, 9, 9]", "f32[8, 8, 3, 3]"),
+    "conv.in_image+bf16_pairs": conv("f32[1, 16, 32, 32]", "f32[1, 8, 32, 32]", "f32[16, 8, 1, 1]"),
     "conv.im2col+bf16_pairs": conv("f32[1, 16, 5, 5]", "f32[1, 8, 9, 9]", "f32[16, 8, 1, 1]", ", strides=(2, 2)"),
     "conv.winograd_f2x2_3x3": conv("f32[1, 512, 7, 7]", "f32[1, 512, 9, 9]", "f32[512, 512, 3, 3]"),
     "conv.winograd_f4x4_3x3": conv("f32[1, 64, 7, 7]", "f32[1, 64, 9, 9]", "f32[64, 64, 3, 3]"),
@@ -82,10 +84,14 @@ FORMATS = {
     *(f"matmul.panels+{format.name}" for format in SCALED),
     *(f"matmul.bf16_pairs+{format.whole.name}" for format in PAIRED),
     *(f"matmul.q8+{format.code.name}" for format in Q8_FORMATS),
+    *(way.name for ways in IN_PLACE.values() for way in ways),
 }
 
 
-ROUNDED = ["matmul.bf16_thin", "matmul.bf16_pairs", "conv.implicit_gemm+bf16_pairs", "conv.im2col+bf16_pairs"]
+ROUNDED = [
+    "matmul.bf16_thin", "matmul.bf16_pairs", "conv.implicit_gemm+bf16_pairs", "conv.in_image+bf16_pairs",
+    "conv.im2col+bf16_pairs",
+]  # fmt: skip
 NEEDS = dict.fromkeys(
     ["matmul.int8", "conv.int8", "conv.int8_depthwise", "matmul.i16_pairs", "matmul.panels+f16", "matmul.panels+f28"],
     "avx2",

@@ -17,6 +17,7 @@ of the products of both: one instruction on x86, exact for all values (the usual
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import amx_f32, amx_f32_rows
@@ -29,13 +30,24 @@ from rlx.backends.cpu.schedule.matmul import COPY_PAD
 from rlx.records import dataclass, replace
 
 __all__ = [
-    "BLOCK_ARGUMENTS", "Block", "block_routine", "block_steps", "gemm_block", "gemm_kernel",
+    "BLOCK_ARGUMENTS", "Block", "PanelMaker", "block_routine", "block_steps", "gemm_block", "gemm_kernel",
     "kernel_function", "micro_kernel",
 ]  # fmt: skip
 
 FEW_ROWS = 8  # that read panels from end to end, at most
 AHEAD = 6000  # bytes: how far ahead they are then prefetched, of all that are read at a time
 BLOCK_ARGUMENTS = [*OPERANDS, *(("i64", i) for i in ("rows", "columns", "k", "most")), ("ptr", "copy")]
+
+
+class PanelMaker(ABC):
+    """Code that makes `count` panels at a time, of which chunks of `arguments` have none."""
+
+    arguments: type[ProductArguments]
+    count: int
+
+    @abstractmethod
+    def made(self, product: Product, done: str, columns: str) -> str:
+        """Emits what makes those of so many columns, after `done` ones of the chunk, and gives where the first is."""
 
 
 @dataclass(frozen=True)
@@ -389,21 +401,33 @@ def gemm_kernel(
     *,
     to_scratch: bool = False,
     batch_offsets: BatchOffsets | None = None,
+    panels: PanelMaker | None = None,
 ) -> Module:
     """A kernel `name(words, chunk, ctx, worker)` of `ProductArguments`, for the chunks of `schedule.matmul.chunking`.
 
     `epilogue(f, block)` emits what happens to a block once it is complete. With `to_scratch` the block is computed in
     the worker's scratch (row stride panel_chunk * width), and the epilogue stores it. `batch_offsets(f, number)` gives
-    the offsets of A, B and C, in elements of memory, where there are several matrices.
+    the offsets of A, B and C, in elements of memory, where there are several matrices. `panels` makes them in scratch,
+    some at a time, where B is none.
     """
     f = kernel_function(name)
-    w = ProductArguments.loaded(f)
+    w = (panels.arguments if panels else ProductArguments).loaded(f)
     at = chunk_of(f, w.m, w.row_chunk, w.n, w.panel_chunk, tile.width, batch=True, even_panels=False)
     product = Product.begin(f, w, tile, at, lambda number: batch_offsets(f, number) if batch_offsets else ("0",) * 3)
 
     def all_rows(a: str, r0: str, r1: str) -> None:
-        c = product.place(not to_scratch, r0)
-        product.block(a, product.panel(), c, f.sub(r1, r0), product.columns)
+        c, rows = product.place(not to_scratch, r0), f.sub(r1, r0)
+
+        def some_panels(done: str, _: list[str]) -> None:
+            assert panels is not None
+            columns = f.min(f.sub(product.columns, done), panels.count * tile.width)
+            place = f.gep(c[0], done, tile.c_scalar)
+            product.block(a, panels.made(product, done, columns), (place, c[1]), rows, columns)
+
+        if panels:
+            f.loop(0, product.columns, panels.count * tile.width, [], some_panels)
+        else:
+            product.block(a, product.panel(), c, rows, product.columns)
         if epilogue:
             epilogue(f, Block(at, *c))
 

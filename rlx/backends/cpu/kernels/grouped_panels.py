@@ -31,7 +31,7 @@ from rlx.kernels.program import Buffer
 from rlx.ops.experts import GroupedMatMul
 from rlx.records import dataclass
 
-__all__ = ["ExpertPanels", "computed_in", "pack_routine", "panels_of"]
+__all__ = ["ExpertPanels", "computed_in", "pack_blocks_routine", "pack_routine", "panels_of"]
 
 F32, F64, U8 = DTYPES["f32"], DTYPES["f64"], DTYPES["u8"]
 TOGETHER, AHEAD = 8, 8  # panels that are packed together, and rows that are fetched ahead
@@ -172,7 +172,7 @@ class ExpertPanels:
 
     def routine(self, target: Target) -> Routine:
         """Makes panels of a matrix [n, k]: as `pack_routine`, whose arguments it has."""
-        return _pack_blocks(self.encoding, self.code, target)
+        return pack_blocks_routine(self.encoding, self.code, target)
 
 
 def panels_of(node: Node, target: Target) -> ExpertPanels | None:
@@ -194,7 +194,8 @@ def panels_of(node: Node, target: Target) -> ExpertPanels | None:
 
 
 @routines
-def _pack_blocks(encoding: Encoding, code: Q8Code | None, target: Target) -> Routine:
+def pack_blocks_routine(encoding: Encoding, code: Q8Code | None, target: Target) -> Routine:
+    """Makes panels of a matrix [n, k] of encoded blocks: as `pack_routine`, whose arguments it has."""
     f = Function(PLACEHOLDER, arguments_of(ARGUMENTS))
     size, steps = encoding.block_bytes, encoding.block
     blocks = f.div("%k", steps)

@@ -140,6 +140,8 @@ def _float(f: Function, fn: str, args: list[str], dtype: DType, ty: str, w: int)
         return f.cmp("uno", a, a, ty)
     if fn == "isinf":
         return f.cmp("eq", f.intrinsic("fabs", a, ty=ty), float("inf"), ty)
+    if fn == "round_bf16":
+        return _round_bf16(f, a, w)
     if fn == "sign":
         zero = constant(0.0, ty)
         one = f.intrinsic("copysign", constant(1.0, ty), a, ty=ty)
@@ -329,6 +331,23 @@ def _to_bf16(f: Function, x: str, w: int) -> str:
     quiet = f.or_(f.lshr(bits, 16, ity), 0x40, ity)
     picked = f.select(f.cmp("uno", x, x, ty), quiet, rounded, ity)
     return f.cast("trunc", picked, vec("i16", w), ity)
+
+
+def _round_bf16(f: Function, x: str, w: int) -> str:
+    """As `_to_bf16` does, with denormals taken for zeros, by an instruction of AVX512-BF16 where vectors are whole."""
+    ty, lanes = vec("float", w), min(w, 16)
+    if lanes < 8 or w % lanes:
+        small = f.cmp("lt", f.intrinsic("fabs", x, ty=ty), constant(2.0**-126, ty), ty)
+        zero = f.intrinsic("copysign", constant(0.0, ty), x, ty=ty)
+        return _to_bf16(f, f.select(small, zero, x, ty), w)
+    name, part, made = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * lanes}", vec("float", lanes), vec("bfloat", lanes)
+    f.declare(name, made, [part])
+    parts = [x] if w == lanes else [f.shuffle(x, None, list(range(i, i + lanes))) for i in range(0, w, lanes)]
+    bits = [f.cast("bitcast", f.op(f"call {made} @{name}({part} {p})", made), vec("i16", lanes), made) for p in parts]
+    while len(bits) > 1:
+        size = 2 * w // len(bits)
+        bits = [f.shuffle(a, b, list(range(size))) for a, b in zip(bits[::2], bits[1::2], strict=True)]
+    return bits[0]
 
 
 def _to_odd(f: Function, x: str, w: int) -> str:

@@ -17,8 +17,8 @@ NAMES = {
     "Argument": "Pointer|Computed|Scratch|ScratchStride|Routine|Link|Size",
     "Function": "Constant|ByThreads|Part|Product|Chosen",  # an int of the extents
     "Cut": "Grid|RowSchedule|LineSchedule|PackSchedule|AttentionSchedule|Int8Schedule|ConvSchedule|"
-    "ImplicitGemmSchedule|DepthwiseSchedule|InnerColumns|GroupedMatmulSchedule|MatmulSchedule|RecurrenceSchedule|"
-    "FusedDepthwiseSchedule|WinogradSchedule|ThinSchedule|Choice",
+    "ImplicitGemmSchedule|DepthwiseSchedule|InnerColumns|GroupedMatmulSchedule|MatmulSchedule|InPlaceSchedule|"
+    "RecurrenceSchedule|FusedDepthwiseSchedule|WinogradSchedule|ThinSchedule|Choice",
 }
 
 RECORDS = """
@@ -115,6 +115,7 @@ rlx.backends.cpu.schedule.grouped_matmul
 rlx.backends.cpu.schedule.matmul
     MatmulSchedule m:Size n:Size k:Size count:Size size:int shape:Shape to_scratch:bool rates:Rates tiles:bool
         pairs:bool whole:bool few:int|none tiles_from:int records:bool
+    InPlaceSchedule product:MatmulSchedule nbytes:int
 rlx.backends.cpu.schedule.recurrence
     RecurrenceSchedule steps:Size batch:Size gates:int hidden:int padded:int groups:int at_once:int directions:int
         round_state:bool rates:Rates

@@ -231,6 +231,29 @@ class ProductParts:
     steps: int  # of k in a block, at most; 0: by tiles, and `copy` is room for what they need
 
 
+@dataclass(frozen=True)
+class InPlaceParts(ProductParts):
+    """How a product is split whose chunks make panels, some at a time, in scratch at `room`."""
+
+    room: int
+
+
+@dataclass(eq=False, repr=False)
+class InPlaceSchedule:
+    """The chunks of a product, each of which makes `nbytes` bytes of panels at a time."""
+
+    product: MatmulSchedule
+    nbytes: int
+
+    def __call__(self, extents: Extents) -> InPlaceParts:
+        made = self.product(extents)
+        room = aligned(made.scratch)
+        scratch = room + aligned(self.nbytes)
+        return InPlaceParts(
+            made.row_chunk, made.panel_chunk, made.chunks, made.sums, made.copy, scratch, made.steps, room
+        )
+
+
 @dataclass(eq=False, repr=False)
 class MatmulSchedule:
     """The chunks of a product [m, k] x [k, n], `count` of them, of elements of `size` bytes; `shape` is the result's.

@@ -29,14 +29,15 @@ from rlx.backends.cpu.schedule.matmul import PANEL_BYTES, MatmulSchedule
 from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
-from rlx.ir.shape import Size, ceildiv
+from rlx.ir.shape import Size, ceildiv, numel
+from rlx.kernels.affine import Affine, index_expr, linear_index
 from rlx.kernels.expr import I64, Cast, Expr, Load, Select, const, guarded, size_expr, substitute_vars, walk
 from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["BF16_PAIRS", "ROUND_PAIRS", "added_pairs", "beside", "rounded", "rounded_rows"]
+__all__ = ["BF16_PAIRS", "ROUND_PAIRS", "added_pairs", "beside", "may_be_words", "rounded", "rounded_rows"]
 
 F32, I32, BF16 = DTYPES["f32"], DTYPES["i32"], DTYPES["bf16"]
 COLUMNS = PANEL_BYTES // F32.itemsize  # of a panel
@@ -107,9 +108,33 @@ BF16_PAIRS = Bf16Pairs()
 
 def rounded_rows(kernel: Kernel, anchor: Contract) -> tuple[Expr, list[Kernel]]:
     """What reads the rows of A in pairs, and the kernels that make them."""
+    if isinstance(anchor.a, Load):
+        return _words(anchor.a), []
     a, copies = rows_in_place(kernel, replace(anchor, a=_unrounded(anchor.a)), F32)
     a, rounding = ROUND_PAIRS.rows(kernel, replace(anchor, a=a), DEPTH, prepares=True)
     return a, [*copies, rounding]
+
+
+def may_be_words(k: Size) -> bool:
+    """Whether rows of so many bf16, one after the other, are read in pairs where they lie.
+
+    They have as many pairs as panels do, and do not all lie at one place in the cache.
+    """
+    return isinstance(k, int) and k % (2 * LINE) == 0 and k * BF16.itemsize % 4096 != 0
+
+
+def _words(a: Load) -> Load:
+    """What reads rows that are stored rounded, of which `may_be_words` is true, in pairs."""
+    index, size = linear_index(a.indices, a.source.shape), numel(a.source.shape)
+    steps = {term: _known(step) for term, step in index.coefs.items() if term != DEPTH}
+    halves = {term: step // 2 for term, step in steps.items() if step % 2 == 0}  # an axis of one has any step
+    at = index_expr(Affine(_known(index.constant) // 2, {**halves, DEPTH: 1}))
+    return Load(a.source.view((_known(size) // 2,), I32), (at,), I32)
+
+
+def _known(size: Size) -> int:
+    assert isinstance(size, int)
+    return size
 
 
 def _divides(count: int, size: Size) -> bool:

@@ -10,7 +10,8 @@ from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.gemm.kernel import kernel_function
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import PackedWeights
-from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec
+from rlx.backends.cpu.llvm import convert
+from rlx.backends.cpu.llvm.builder import Function, Module, Operand, constant, vec
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
     Address,
@@ -27,17 +28,21 @@ from rlx.backends.cpu.schedule.arguments import (
 from rlx.backends.cpu.schedule.depthwise import DepthwiseSchedule, InnerColumns
 from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Rates, Target
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.shape import Shape
 from rlx.kernels.expr import Apply, Cast, Expr, Load, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.ops.conv import Conv as ConvOp
 from rlx.records import dataclass
 
 __all__ = [
     "Body", "Place", "PlaneArguments", "chunk_parts", "emit", "has_few_taps", "image_words", "inner_columns",
-    "plane_words", "suits", "weights",
+    "is_depthwise", "plane_words", "suits", "weights",
 ]  # fmt: skip
 
+F32 = DTYPES["f32"]
 MAX_TAPS = 128  # of a window that are written out; of larger ones those of a row, or so many of them:
 TAPS_A_TURN = 32
 FEW_TAPS = 9
@@ -71,17 +76,24 @@ class PlaneArguments(Arguments):
     inner_to: Number
 
 
-def suits(kernel: Kernel) -> bool:
-    """f32, one channel a group and one output each."""
-    anchor = kernel.anchor
-    assert isinstance(anchor, Conv)
-    return anchor.groups > 1 and anchor.x.dtype.name == "f32" and taps_of(anchor) is not None
+def suits(anchor: Conv) -> bool:
+    """One channel a group and one output each, of f32, or of an image of 16 bits that is summed in f32."""
+    return anchor.groups > 1 and anchor.x.dtype.name in ("f32", "f16", "bf16") and taps_of(anchor) is not None
+
+
+def is_depthwise(op: ConvOp, w: Shape) -> bool:
+    """Whether a convolution in one or two axes, by weights of a shape, is one that reads its image as it is stored."""
+    return op.groups > 1 and len(w) < 5 and _taps(w, op.groups) is not None
 
 
 def taps_of(anchor: Conv) -> int | None:
     """The taps of a window of a depthwise convolution: one channel a group and one output each. None: it is none."""
-    outputs, channels, *window = anchor.w_shape
-    if channels != 1 or outputs != anchor.groups:
+    return _taps(anchor.w_shape, anchor.groups)
+
+
+def _taps(w: Shape, groups: int) -> int | None:
+    outputs, channels, *window = w
+    if channels != 1 or outputs != groups:
         return None
     taps = [size for size in window if isinstance(size, int)]
     return prod(taps) if len(taps) == len(window) else None
@@ -107,9 +119,8 @@ def weights(kernel: Kernel, target: Target) -> tuple[Buffer, Store]:
         first = Apply("min", (first, size_expr(channels - lanes)), first.dtype)
     places = {**dict(zip(taps, own[1:-1], strict=True)), o: first + own[-1], c: size_expr(0)}
     element = substitute_vars(anchor.w, places)
-    buffer = Buffer(
-        f"{kernel.stores[0].buffer.name}.w", "prepared" if is_static(element, shape) else "arena", shape, anchor.x.dtype
-    )
+    kind = "prepared" if is_static(element, shape) else "arena"
+    buffer = Buffer(f"{kernel.stores[0].buffer.name}.w", kind, shape, F32)
     return buffer, Store(buffer, shape, own, element if element.dtype is buffer.dtype else Cast(element, buffer.dtype))
 
 
@@ -174,7 +185,7 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     """The depthwise convolution with its epilogue, which is computed in registers."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
-    geo, epilogue = geometry(kernel), conv_epilogue(kernel, anchor.x.dtype)
+    geo, epilogue = geometry(kernel), conv_epilogue(kernel, F32)
     lanes = target.lanes
     words, chunks = image_words(PlaneArguments, anchor, geo, lanes, target.rates)
     table = ArgumentTable(words)
@@ -184,7 +195,8 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     w = PlaneArguments.loaded(f)
     window = cast(tuple[int, int], geo.kernel)
     inner = inner_columns(geo)
-    Body(f, emitter, epilogue, w, window, geo.strides, geo.dilations, _lanes(geo.groups, target), inner).emit()
+    lanes = _lanes(geo.groups, target)
+    Body(f, emitter, epilogue, w, window, geo.strides, geo.dilations, lanes, inner, anchor.x.dtype).emit()
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     return KernelCode(symbol, ir, tuple(table.words), chunks, tuple(emitter.sites))
@@ -208,6 +220,7 @@ class Body:
     dilations: tuple[int, int]
     lanes: int
     inner: int | None  # columns whose whole windows lie inside the image, if that is known when code is made
+    image: DType  # of its elements
 
     @property
     def few(self) -> bool:
@@ -233,7 +246,7 @@ class Body:
         image, row0, row1, c0, c1 = chunk_parts(f, w)
         top = Scope(1, None, {})
         self.emitter.hoist(self.epilogue.expr, frozenset((self.epilogue.column, *self.epilogue.rows)), top)
-        x = f.gep(w.x, f.mul(image, w.x_n), "float")
+        x = self.pixel(w.x, f.mul(image, w.x_n))
         place = Place(top, x, f.mul(image, w.out_height), c0, c1)
         # rows whose windows lie inside the image
         (inner0, inner1) = self.inner_rows()
@@ -262,8 +275,17 @@ class Body:
     def lines(self, place: Place, y0: str, x0: str) -> Callable[[str | int], str]:
         """Where pixel x0 of a row of the image is, of the one so many rows after y0."""
         f, w = self.f, self.w
-        corner = f.gep(place.x, f.add(f.mul(y0, w.x_h), f.mul(x0, w.x_w)), "float")
-        return lambda step: f.gep(corner, f.mul(w.x_h, step), "float")
+        corner = self.pixel(place.x, f.add(f.mul(y0, w.x_h), f.mul(x0, w.x_w)))
+        return lambda step: self.pixel(corner, f.mul(w.x_h, step))
+
+    def pixel(self, p: str, elements: Operand) -> str:
+        """The address so many elements of the image after `p`."""
+        return self.f.gep(p, elements, convert.memory_type(self.image))
+
+    def load(self, p: str) -> str:
+        """A vector of channels of the image, in f32."""
+        read = self.f.load(vec(convert.memory_type(self.image), self.lanes), p)
+        return convert.convert(self.f, read, self.image, F32, self.lanes)
 
     def line(self, place: Place, oy: str, rows: int) -> None:
         """So many rows of pixels whose windows have all rows; with 0 one that may lack some."""
@@ -342,7 +364,7 @@ class _Windows:
         self.read = {y: read[y] for y in sorted(read)}
         self.starts = {y: line_at(y) for y in self.read}
         # three columns to a pointer: pointer, pointer + step, pointer + 2 step are addressing modes
-        self.step = f.mul(w.x_w, 4)
+        self.step = f.mul(w.x_w, body.image.itemsize)
         self.double_step, self.triple_step = f.mul(self.step, 2), f.mul(self.step, 3)
         self.k0, self.k1 = ("0", "0") if rows else body.taps(y0, 0, w.height)
         self.j0, self.j1 = ("0", "0") if columns else body.taps(x0, 1, w.width)
@@ -359,7 +381,7 @@ class _Windows:
         f = self.f
         sums: list[list[str | None]] = [[None] * self.columns for _ in range(self.rows)]
         for y, places in self.read.items():
-            p = f.gep(self.starts[y], c, "float")
+            p = self.body.pixel(self.starts[y], c)
             for r, k in places:
                 weights = f.gep(at, k * self.kernel[1] * self.lanes, "float")
                 self.add_taps(p, weights, self.kernel[1], sums[r])
@@ -370,7 +392,7 @@ class _Windows:
         f = self.f
 
         def some_line(k: str, state: list[str]) -> list[str]:
-            p = f.gep(self.line_at(f.mul(k, self.body.dilations[0])), c, "float")
+            p = self.body.pixel(self.line_at(f.mul(k, self.body.dilations[0])), c)
             here = f.gep(at, f.mul(k, self.kernel[1] * self.lanes), "float")
             return self.long_row(p, here, [(self.ty, t) for t in state])
 
@@ -384,7 +406,7 @@ class _Windows:
             here, column = f.gep(at, f.mul(j, lanes), "float"), f.mul(j, self.column_step)
 
             def product(line: str, weight: str, total: str) -> str:
-                value = f.load(ty, f.gep(f.gep(line, c, "float"), column, "float"))
+                value = self.body.load(self.body.pixel(self.body.pixel(line, c), column))
                 return f.fma(value, f.load(ty, weight), total)
 
             if self.rows:
@@ -408,7 +430,7 @@ class _Windows:
 
         def part(j: str | int, count: int, state: list[str]) -> list[str]:
             new: list[str | None] = list(state)
-            first, weights = f.gep(p, f.mul(self.column_step, j), "float"), f.gep(at, f.mul(j, lanes, "i64"), "float")
+            first, weights = self.body.pixel(p, f.mul(self.column_step, j)), f.gep(at, f.mul(j, lanes, "i64"), "float")
             self.add_taps(first, weights, count, new)
             return [t for t in new if t is not None]
 
@@ -434,7 +456,7 @@ class _Windows:
             for i in range(self.columns):
                 x = i * body.strides[1] + j * body.dilations[1]
                 if x not in loaded:
-                    loaded[x] = f.load(ty, column(x))
+                    loaded[x] = body.load(column(x))
                 old = totals[i]
                 totals[i] = f.mul(loaded[x], weight) if old is None else f.fma(loaded[x], weight, old)
 
@@ -451,13 +473,13 @@ class Place:
 
 
 class Depthwise(PackedWeights):
-    """f32 with one channel and one output a group: sums of whole vectors of channels in registers."""
+    """One channel and one output a group, of an image of f32 or 16 bits: sums of vectors of channels in registers."""
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         assert isinstance(kernel.anchor, Conv)
         if kernel.anchor.groups == 1:
             return "it has one group"
-        return None if suits(kernel) else "it is not of f32, or not depthwise"
+        return None if suits(kernel.anchor) else "it is not of floats of 32 bits or fewer, or not depthwise"
 
     def packed(self, kernel: Kernel, target: Target) -> tuple[Buffer, Store]:
         return weights(kernel, target)

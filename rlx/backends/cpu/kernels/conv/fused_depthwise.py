@@ -23,6 +23,7 @@ from rlx.backends.cpu.kernels.conv.geometry import Geometry, ImplicitGemmArgumen
 from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm
 from rlx.backends.cpu.kernels.conv.product import Im2col, in_image
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, is_few
+from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
@@ -52,7 +53,7 @@ __all__ = ["join"]
 
 MOST_DEPTH = 48  # channels of an image that is read once for each block of results' channels
 LEAST_BYTES = 512 * 1024  # of an image: smaller ones stay in the caches of a core
-F32 = DTYPES["f32"]
+F32, BF16 = DTYPES["f32"], DTYPES["bf16"]
 WIDTH = 16  # columns of a panel
 
 
@@ -119,17 +120,17 @@ def _no_image(kernel: Kernel, anchor: Conv) -> str | None:
     sizes = [*buffer.shape, *anchor.x_shape, geo.depth]
     if not all(isinstance(s, int) for s in sizes):
         return "the size of its image is known at the run only"
-    if buffer.root is not None or buffer.dtype is not F32 or len(anchor.x_shape) != 4:
-        return "its image is no whole buffer of f32 with two axes of pixels"
+    if buffer.root is not None or buffer.dtype not in (F32, BF16) or len(anchor.x_shape) != 4:
+        return "its image is no whole buffer of f32 or bf16 with two axes of pixels"
     if cast(int, geo.depth) > MOST_DEPTH:
         return f"an element of its image is a sum of more than {MOST_DEPTH} products"
     if is_few(outputs) or cast(int, outputs) % WIDTH:
         return "its channels are no whole panels"
-    if buffer.nbytes({}) // max(cast(int, anchor.x_shape[0]), 1) < LEAST_BYTES:
+    if buffer.nbytes({}) * 4 // buffer.dtype.itemsize // max(cast(int, anchor.x_shape[0]), 1) < LEAST_BYTES:
         return "its image is so small that it stays in a cache"
     if any(b.base.kind == "state" for b in kernel.reads()):
         return "what makes its image reads a state"
-    if in_image(geo) is None and not _reads_planes(kernel):
+    if in_image(geo) is None and not _copies_rows(kernel):
         return "what makes its image gathers windows"
     epilogue = conv_epilogue(kernel, F32)
     emitter = Emitter(Function("", []), ArgumentTable(), 1)
@@ -140,8 +141,12 @@ def _no_image(kernel: Kernel, anchor: Conv) -> str | None:
     return None
 
 
-def _reads_planes(kernel: Kernel) -> bool:
-    return implicit_gemm.suits(kernel) and implicit_gemm.planes_of(kernel) > 0
+def _copies_rows(kernel: Kernel) -> bool:
+    """Whether windows are those of rows that are copied: of planes, or of words of two channels."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    words = bool(anchor.activations) and not geometry(kernel).no_pads
+    return implicit_gemm.suits(kernel) and (words or implicit_gemm.planes_of(kernel) > 0)
 
 
 def _no_window(kernel: Kernel, anchor: Conv) -> str | None:
@@ -180,8 +185,9 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     together = _rows_together(taps, geo.strides)
     ring = 1 << ((together - 1) * geo.strides[0] + reach - 1).bit_length()
     sizes = (geo.batch, geo.groups, geo.height, geo.width, geo.out_height, geo.out_width)
-    windows = implicit_gemm.cut_of(before, WIDTH, target.rates, in_place=True) if _reads_planes(before) else None
-    tile = tile_of(F32, target)
+    windows = implicit_gemm.cut_of(before, WIDTH, target.rates, in_place=True) if _copies_rows(before) else None
+    assert isinstance(before.strategy, Im2col | ImplicitGemm)
+    tile = tile_of(F32, target, format=before.strategy.format)
     panels = tile.panels if tile.lanes == WIDTH else 1
     window = (taps[0] * taps[1], reach, geo.strides[0])
     cut = once(FusedDepthwiseSchedule(sizes, geometry(before).depth, *window, ring, panels, target.rates, windows))
@@ -198,7 +204,7 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
             emitter.free[x] = RESULT | {epilogue.column, *epilogue.rows, *first_epilogue.rows}
     w = FusedDepthwiseArguments.loaded(f)
     lanes, inner = target.lanes, depthwise.inner_columns(geo)
-    body = RingBody(f, emitter, epilogue, w, taps, geo.strides, geo.dilations, lanes, inner, before, ring, tile)
+    body = RingBody(f, emitter, epilogue, w, taps, geo.strides, geo.dilations, lanes, inner, F32, before, ring, tile)
     body.emit()
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
@@ -312,7 +318,7 @@ class RingBody(Body):
     def rows_of(self, own: str, r0: str, r1: str) -> Rows:
         """What the pixels of rows r0..r1 of all images sum products of; `own` is this worker's scratch."""
         f, w = self.f, self.w
-        if not _reads_planes(self.before):
+        if not _copies_rows(self.before):
             step = w.source_step
             start = f.mul(f.mul(r0, w.width), step)
             return Matrix.of(f, self.tile, f.gep(w.source, start, "float"), step, w.depth)
@@ -364,6 +370,7 @@ class RingBody(Body):
                         pixel = f.gep(out, f.mul(f.add(row, r), w.x_w), "float")
                         for j, (at, scope) in enumerate(shared):
                             text = first.value(self.emitter, scope.inner({}), sums[r * len(shared) + j], tile.lanes)
+                            text = convert.convert(f, text, first.destination.dtype, F32, tile.lanes)
                             f.store(text, f.gep(pixel, at, "float"))
 
                 enough = f.cmp("ge", count, tile.rows)

@@ -13,7 +13,8 @@ from rlx.backends.cpu.kernels.conv.winograd import fastest
 from rlx.backends.cpu.kernels.conv.winograd_forms import F4X4, FORMS
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
-from rlx.ir.shape import Shape
+from rlx.ir.shape import Shape, numel
+from rlx.kernels.affine import linear_index, row_major
 from rlx.kernels.expr import Cast, Expr, Load, Select, const, guarded, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.prepared import is_static
@@ -22,7 +23,7 @@ from rlx.ops.conv import Conv as ConvOp
 from rlx.ops.conv import per_axis
 from rlx.records import replace
 
-__all__ = ["are_many", "of_pairs", "suits"]
+__all__ = ["are_many", "lies_so", "of_pairs", "suits"]
 
 F32, BF16 = DTYPES["f32"], DTYPES["bf16"]
 LEAST_TRANSFORMED = 32  # channels and outputs
@@ -90,7 +91,7 @@ def _rounded(kernel: Kernel, anchor: Conv) -> tuple[Load, list[Kernel]]:
     channels = (shape[1] + 1) // 2 * 2
     stored = (shape[0], *shape[2:], channels)
     in_words = (*stored[:-1], channels // 2)
-    if isinstance(element, Load) and channels == shape[1] and _lies_so(element, stored):
+    if isinstance(element, Load) and channels == shape[1] and lies_so(element, stored):
         return Load(element.source.view(in_words, F32), (n, *space, c), F32), []
     buffer = Buffer(
         f"{kernel.stores[0].buffer.name}.x", "prepared" if is_static(element, shape) else "arena", stored, BF16
@@ -104,7 +105,10 @@ def _rounded(kernel: Kernel, anchor: Conv) -> tuple[Load, list[Kernel]]:
     return Load(buffer.view(in_words, F32), (n, *space, c), F32), [Kernel("round x", (store,), nodes=kernel.nodes)]
 
 
-def _lies_so(e: Load, stored: Shape) -> bool:
-    """Whether it reads all of a buffer whose elements lie as those of an image with its channels last."""
+def lies_so(e: Load, stored: Shape) -> bool:
+    """Whether it reads all of a buffer whose elements lie as those of an image [n, *space, c]."""
     n, c, *space = out_vars(len(stored))
-    return e.where is None and e.source.shape == stored and tuple(e.indices) == (n, *space, c)
+    index, steps = linear_index(e.indices, e.source.shape), row_major(stored)
+    places = [(var, step) for var, step, size in zip((n, *space, c), steps, stored, strict=True) if size != 1]
+    whole = index.is_linear and index.constant == 0 and numel(e.source.shape) == numel(stored)
+    return e.where is None and whole and {v: s for v, s in index.coefs.items() if v in dict(places)} == dict(places)

@@ -9,9 +9,11 @@ Sums have the bits of those of `in_image`, which convolutions of open sizes take
 from __future__ import annotations
 
 from rlx.backends.cpu.gemm.panels.operands import DEPTH
+from rlx.backends.cpu.kernels.conv import pairs
 from rlx.backends.cpu.kernels.conv.weights import is_few, without_denormals
 from rlx.backends.cpu.schedule.matmul import PRODUCT_BLOCK
 from rlx.backends.cpu.schedule.thin import MOST, are_tiles
+from rlx.backends.cpu.target import Target
 from rlx.ir.shape import Shape, Size, numel, size_product
 from rlx.kernels.affine import Affine, index_expr, linear_index
 from rlx.kernels.expr import Expr, Load, Var, const, loads, size_expr, substitute_vars, transform, walk
@@ -24,6 +26,7 @@ from rlx.records import replace
 __all__ = ["as_pairs", "as_product", "is_pointwise", "may_be_product"]
 
 LEAST = 512  # pixels of a plane: of fewer, rows of results are too short to pay
+LEAST_IN_IMAGE = 512  # pixels of pairs that are read in the image
 LEAST_THIN = 32  # where the image is not even packed
 MOST_PARTS = 8  # of a group's outputs: each reads the group's channels again
 PIXEL = Var("pixel")
@@ -84,10 +87,12 @@ def _parts(anchor: Conv, pixels: Size) -> int:
     return next((n for n in range(fewest, MOST_PARTS + 1) if outputs % n == 0), 1)
 
 
-def as_pairs(kernel: Kernel) -> Kernel | None:
+def as_pairs(kernel: Kernel, target: Target) -> Kernel | None:
     """The product, of rows that are pixels, which computes a convolution of operands rounded to bf16; else None."""
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
+    if _stays_in_image(kernel, target):
+        return None
     space = store.extents[2:]
     x, expr = _flat(anchor.x, space), _flat(store.expr, space)
     index = _merged(linear_index(store.index, store.buffer.shape), space)
@@ -103,6 +108,21 @@ def as_pairs(kernel: Kernel) -> Kernel | None:
     product = Contract(*extents[1:], anchor.w_shape[1], rows, w, activations="bf16")
     made = Store(store.buffer, extents, _at(store, results), substitute_vars(expr, results))
     return replace(kernel, anchor=product, stores=(made,))
+
+
+def _stays_in_image(kernel: Kernel, target: Target) -> bool:
+    """Whether pairs of channels are multiplied where they lie in the image: the bits are those of the product.
+
+    Results of many pixels and few channels are finished in registers then, and may be made row by row for what reads
+    them (`fused_depthwise`).
+    """
+    anchor, space = kernel.anchor, kernel.stores[0].extents[2:]
+    assert isinstance(anchor, Conv)
+    pixels, channels = size_product(space), anchor.w_shape[1]
+    if not isinstance(pixels, int) or not isinstance(channels, int) or len(space) > 2:
+        return False
+    few = channels % 2 == 0 and channels // 2 <= PRODUCT_BLOCK and pairs.are_many(anchor.w_shape, anchor.groups)
+    return few and pixels >= LEAST_IN_IMAGE and not target.float_tiles
 
 
 def is_pointwise(op: ConvOp, w: Shape) -> bool:

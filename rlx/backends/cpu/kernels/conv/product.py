@@ -271,7 +271,7 @@ class InImage(Im2col):
         return super().refuses(kernel, setting)
 
     def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
-        return [_emit_product(kernel, in_image(geometry(kernel)), self.few, target)]
+        return [_emit_product(kernel, in_image(geometry(kernel)), self.few, target, self.format)]
 
     @property
     def measured_as(self) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.backends.cpu.gemm.panels.bf16 import BF16_PAIRS
-from rlx.backends.cpu.kernels.conv import implicit_gemm, pairs, winograd
+from rlx.backends.cpu.gemm.panels.bf16 import BF16_PAIRS, may_be_words
+from rlx.backends.cpu.kernels.conv import depthwise, implicit_gemm, pairs, winograd
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
 from rlx.backends.cpu.kernels.conv.depthwise import Depthwise
 from rlx.backends.cpu.kernels.conv.few_outputs import FewOutputs
@@ -19,6 +19,7 @@ from rlx.backends.cpu.kernels.conv.grouped import Grouped
 from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm
 from rlx.backends.cpu.kernels.conv.int8_depthwise import Int8Depthwise
 from rlx.backends.cpu.kernels.conv.planar import in_planes, reads_in_place
+from rlx.backends.cpu.kernels.conv.pointwise import as_pairs
 from rlx.backends.cpu.kernels.conv.product import Im2col, InImage
 from rlx.backends.cpu.kernels.conv.weights import is_few
 from rlx.backends.cpu.kernels.conv.winograd_forms import FORMS
@@ -33,7 +34,7 @@ from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["BF16", "CONV", "accepts_operand", "layout", "unsuited"]
+__all__ = ["BF16", "CONV", "accepts_operand", "layout", "reads_rounded", "unsuited"]
 
 F32 = DTYPES["f32"]
 FEW_TAPS = 32  # of a window of one plane
@@ -60,6 +61,7 @@ CONV: tuple[CpuStrategy, ...] = (
 # Of operands rounded to bf16 that an instruction multiplies in pairs.
 BF16: tuple[CpuStrategy, ...] = (
     ImplicitGemm("conv.implicit_gemm+bf16_pairs", BF16_PAIRS),
+    InImage("conv.in_image+bf16_pairs", BF16_PAIRS),
     Im2col("conv.im2col+bf16_pairs", BF16_PAIRS),
 )
 
@@ -81,6 +83,22 @@ def accepts_operand(index: Affine) -> bool:
     return index.is_linear
 
 
+def reads_rounded(kernel: Kernel, target: Target) -> bool:
+    """Whether a convolution whose operands are rounded to bf16 reads an image that is stored so in place."""
+    match kernel.anchor:
+        case Conv(x=Cast(value=Load() as image)) as anchor if anchor.activations == "bf16":
+            n, c, *space = anchor.x_shape
+            if not pairs.lies_so(image, (n, *space, c)):
+                return False
+            if depthwise.suits(anchor):
+                return len(space) < 3
+            if as_pairs(kernel, target) is not None:
+                whole = all(isinstance(size, int) for size in anchor.x_shape)
+                return whole and may_be_words(c) and not target.float_tiles
+            return pairs.are_many(anchor.w_shape, anchor.groups) and isinstance(c, int) and c % 2 == 0
+    return False
+
+
 def layout(kernel: Kernel, setting: Setting, strategies: Sequence[CpuStrategy] = CONV) -> list[Kernel]:
     """The kernel, computed by the first strategy that takes it, after those that bring its operands into a layout."""
     anchor = kernel.anchor
@@ -88,7 +106,8 @@ def layout(kernel: Kernel, setting: Setting, strategies: Sequence[CpuStrategy] =
     made: list[Kernel] = []
     in_pairs = anchor.activations == "bf16" and pairs.are_many(anchor.w_shape, anchor.groups)
     if anchor.x.dtype.is_float and anchor.x.dtype.bits < 32 and not in_pairs:  # summed in f32
-        anchor = replace(anchor, x=Cast(anchor.x, F32), w=Cast(anchor.w, F32), activations="")
+        x = anchor.x if len(anchor.x_shape) < 5 and depthwise.suits(anchor) else Cast(anchor.x, F32)
+        anchor = replace(anchor, x=x, w=Cast(anchor.w, F32), activations="")
         kernel = kernel.with_anchor(anchor)
     if len(anchor.x_shape) == 5:
         if not reads_in_place(anchor) and not _channels_together(anchor):

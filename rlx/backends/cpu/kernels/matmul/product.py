@@ -25,7 +25,7 @@ from rlx.backends.cpu.schedule.arguments import (
     once,
     part,
 )
-from rlx.backends.cpu.schedule.matmul import MatmulSchedule, ProductParts
+from rlx.backends.cpu.schedule.matmul import InPlaceSchedule, MatmulSchedule, ProductParts
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.backends.cpu.target import Target
 from rlx.ir.shape import size_product
@@ -33,26 +33,38 @@ from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Expr, Load
 from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.program import Kernel, Store
-from rlx.records import replace
+from rlx.records import dataclass, replace
 
-__all__ = ["Product"]
+__all__ = ["Made", "Product", "emit_product"]
 
 
 # ---- code
 
 
-def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
-    """The product with its epilogue."""
+@dataclass(frozen=True)
+class Made:
+    """Panels that the kernel makes: by that code, in so many bytes of scratch, of what is at `source`.
+
+    `words` are the arguments beside those of a product with panels.
+    """
+
+    maker: gemm.PanelMaker
+    nbytes: int
+    source: Pointer
+    words: dict[str, Argument]
+
+
+def emit_product(kernel: Kernel, format: PanelFormat, target: Target, made: Made | None = None) -> KernelCode:
+    """The product with its epilogue; `made`: B is no panels, but what the kernel makes them of."""
     anchor = kernel.anchor
     assert isinstance(anchor, Contract)
     assert isinstance(anchor.a, Load)
-    assert isinstance(anchor.b, Load)
     store = kernel.stores[0]
     dtype = format.sums(anchor.a.dtype)
-    tile = tile_of(dtype, target, format=format.of(anchor.b.dtype))
+    tile = tile_of(dtype, target, format=format.of(dtype if made else anchor.b.dtype))
     vars = out_vars(len(store.extents))
     batch, row, column = vars[:-2], vars[-2], vars[-1]
-    a, b = (linear_index(x.indices, x.source.shape) for x in (anchor.a, anchor.b))
+    a, b = (x and linear_index(x.indices, x.source.shape) for x in (anchor.a, None if made else _panels(anchor)))
     c = linear_index(store.index, store.buffer.shape)
     m, n, k = anchor.m, anchor.n, format.steps(anchor.k)
     epilogue = epilogue_of(store, [row], [m], column, n, dtype)
@@ -61,13 +73,15 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
 
     tiles = target.multiplies_by_tiles(dtype.name) and format.by_tiles
     product = MatmulSchedule(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, target.rates, tiles)
-    cut = once(format.schedule(product, target))
-    table = ArgumentTable(_arguments(store, replace(anchor, k=k), cut, gemm.block_routine(tile)))
+    schedule = format.schedule(product, target)
+    cut = once(InPlaceSchedule(schedule, made.nbytes) if made else schedule)
+    table = ArgumentTable(_arguments(store, replace(anchor, k=k), cut, gemm.block_routine(tile), made))
     sites: list[str] = []
 
     def offsets(f: Function, number: str) -> tuple[str, str, str]:
         at = batch_indices(f, table, number, store.extents[:-2])
-        return tuple(place_of(f, table, at, [x.coefs.get(v, 0) for v in batch]) for x in (a, b, c))  # type: ignore[return-value]
+        steps = ([x.coefs.get(v, 0) if x else 0 for v in batch] for x in (a, b, c))
+        return tuple(place_of(f, table, at, own) for own in steps)  # type: ignore[return-value]
 
     def finish(f: Function, block: gemm.Block) -> None:
         emitter = Emitter(f, table, target.lanes)
@@ -84,31 +98,38 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
         None if epilogue.is_nothing else finish,
         to_scratch=to_scratch,
         batch_offsets=offsets if batch else None,
+        panels=made.maker if made else None,
     )
     symbol, ir = name_kernel(module.text())
     return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(sites), part(cut, "scratch"))
 
 
+def _panels(anchor: Contract) -> Load:
+    assert isinstance(anchor.b, Load)
+    return anchor.b
+
+
 def _arguments(
-    store: Store, anchor: Contract, cut: Callable[[Extents], ProductParts], block: Routine
+    store: Store, anchor: Contract, cut: Callable[[Extents], ProductParts], block: Routine, made: Made | None
 ) -> list[Argument]:
     """What `ProductArguments` are; where each matrix of a batch lies code finds (`place_of`)."""
     assert isinstance(anchor.a, Load)
-    assert isinstance(anchor.b, Load)
     row = out_vars(len(store.extents))[-2]
     a = linear_index(anchor.a.indices, anchor.a.source.shape)
     c = linear_index(store.index, store.buffer.shape)
-    return ProductArguments.cut_by(
+    arguments = made.maker.arguments if made else ProductArguments
+    return arguments.cut_by(
         cut,
         a=Pointer(anchor.a.source, a.constant * anchor.a.dtype.itemsize),
         lda=a.coefs.get(row, 0),
-        b=Pointer(anchor.b.source),
+        b=made.source if made else Pointer(_panels(anchor).source),
         c=Pointer(store.buffer, c.constant * store.buffer.dtype.itemsize),
         ldc=c.coefs.get(row, 0),
         m=anchor.m,
         n=anchor.n,
         k=anchor.k,
         block=block,
+        **({**made.words, "room": part(cut, "room")} if made else {}),
     )
 
 
@@ -135,7 +156,7 @@ class Product(CpuStrategy):
         return self.format.layout(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
-        return [_emit(kernel, self.format, target)]
+        return [emit_product(kernel, self.format, target)]
 
     def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
         assert isinstance(kernel.anchor, Contract)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rlx.backends.cpu.gemm.panels.bf16 import BF16_PAIRS
 from rlx.backends.cpu.gemm.panels.bytes import BYTES
-from rlx.backends.cpu.gemm.panels.coded import IN_BLOCKS, PAIRED, SCALED
+from rlx.backends.cpu.gemm.panels.coded import IN_BLOCKS, PAIRED, SCALED, CodedBlocks
 from rlx.backends.cpu.gemm.panels.f28 import F28_PANELS
 from rlx.backends.cpu.gemm.panels.narrow import NARROW
 from rlx.backends.cpu.gemm.panels.operands import DEPTH
 from rlx.backends.cpu.gemm.panels.pairs import PAIRS
 from rlx.backends.cpu.gemm.panels.plain import PLAIN
-from rlx.backends.cpu.gemm.panels.q8 import Q8_FORMATS
+from rlx.backends.cpu.gemm.panels.q8 import Q8_FORMATS, Q8Blocks
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
 from rlx.backends.cpu.kernels.conv import strategies as conv
+from rlx.backends.cpu.kernels.matmul.in_place import InPlace
 from rlx.backends.cpu.kernels.matmul.product import Product
 from rlx.backends.cpu.kernels.matmul.thin import Thin, ThinRounded
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, computed
@@ -22,10 +25,11 @@ from rlx.ir.dtype import DTYPES, DType
 from rlx.kernels.affine import Affine
 from rlx.kernels.expr import I64, Expr, Var, const, substitute_vars, walk
 from rlx.kernels.lowering import Contract, Lowering, out_vars
+from rlx.kernels.prepared import is_fixed
 from rlx.kernels.program import Kernel, Store
 from rlx.records import replace
 
-__all__ = ["BF16", "INT8", "MATMUL", "Q8", "accepts_operand", "layout", "unsuited"]
+__all__ = ["BF16", "INT8", "IN_PLACE", "MATMUL", "Q8", "accepts_operand", "layout", "unsuited"]
 
 I8, I16, I32 = DTYPES["i8"], DTYPES["i16"], DTYPES["i32"]
 
@@ -50,6 +54,17 @@ MATMUL: tuple[CpuStrategy, ...] = (
     Product("matmul.panels+f28", F28_PANELS),
     PANELS,
 )
+
+
+# Of weights that stay where they are, by what activations are rounded to.
+IN_PLACE: Mapping[str, tuple[CpuStrategy, ...]] = {
+    "q8": tuple(InPlace(f"matmul.in_place+q8_{x.code.name}", x) for x in Q8_FORMATS if isinstance(x, Q8Blocks)),
+    "bf16": tuple(InPlace(f"matmul.in_place+{x.name}", x) for x in PAIRED if isinstance(x.of_f32, CodedBlocks)),
+    "": (
+        *(InPlace(f"matmul.in_place+{x.name}", x) for x in IN_BLOCKS),
+        InPlace("matmul.in_place", PLAIN),
+    ),
+}
 
 
 def unsuited(anchor: Contract, dtype: DType, target: Target) -> str | None:
@@ -77,6 +92,10 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     kernel = _rows_together(kernel, kernel.anchor)
     anchor = kernel.anchor
     assert isinstance(anchor, Contract)
+    if setting.in_place and is_fixed(anchor.b):
+        stays = _in_place(kernel, setting)
+        if stays is not None:
+            return stays
     own = {"bf16": BF16, "q8": Q8}.get(anchor.activations, ())
     if any(strategy.refuses(kernel, setting) is None for strategy in own):
         return computed(kernel, own, setting)
@@ -85,6 +104,19 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     elif anchor.activations:  # its elements are casts
         kernel = kernel.with_anchor(replace(anchor, activations=""))
     return computed(kernel, MATMUL, setting)
+
+
+def _in_place(kernel: Kernel, setting: Setting) -> list[Kernel] | None:
+    """The kernel with weights that stay where they are; None where no strategy has them so."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Contract)
+    ways = [(kernel, IN_PLACE.get(anchor.activations, ()))]
+    if anchor.activations == "q8":
+        ways.append((_rounded(kernel, anchor), IN_PLACE[""]))
+    for made, strategies in ways:
+        if any(strategy.refuses(made, setting) is None for strategy in strategies):
+            return computed(made, strategies, setting)
+    return None
 
 
 def _rounded(kernel: Kernel, anchor: Contract) -> Kernel:
