@@ -11,6 +11,7 @@ from rlx.boundary import bounded_class
 from rlx.errors import OptionError
 from rlx.options import CompileOptions
 from rlx.records import dataclass, names_of
+from rlx.units import as_int
 
 __all__ = ["OBJECTIVES", "VARIABLE", "DevicePolicy", "policy_of"]
 
@@ -60,9 +61,10 @@ class DevicePolicy:
             if need not in CAPABILITIES:
                 raise OptionError(f"needs={need!r}: unknown capability; known are {', '.join(CAPABILITIES)}")
         for name, least in (("benchmark", 0), ("expected_calls", 1)):
-            number = getattr(self, name)
-            if not isinstance(number, int) or isinstance(number, bool) or number < least:
-                raise OptionError(f"{name}={number!r}: expected an int >= {least}")
+            number = as_int(getattr(self, name))
+            if number is None or number < least:
+                raise OptionError(f"{name}={getattr(self, name)!r}: expected an int >= {least}")
+            object.__setattr__(self, name, number)
         for name, known in (("objective", OBJECTIVES), ("pace", PACES)):
             if getattr(self, name) not in known:
                 raise OptionError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(map(repr, known))}")

@@ -25,6 +25,7 @@ from rlx.runtime.cache import ArtifactCache
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.container import ENDING
 from rlx.runtime.memory import Resident
+from rlx.units import int_or_same
 
 if TYPE_CHECKING:
     from rlx.estimate.memory import MemoryEstimate
@@ -212,6 +213,7 @@ class Session:
         own = ("policy", "transform", "allow_code", "portable_only", "values", "variants", "example_inputs", "progress")
         chosen = self.options.with_options(options, *own, "dynamic_shapes")
         fixed: Values = {}
+        variants = int_or_same(variants)
         if values is not None or variants != 32:
             from rlx.runtime.specialised import fixed_values
 
