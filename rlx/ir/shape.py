@@ -120,9 +120,7 @@ class Dim(Undecided):
             raise OptionError(f"Dim({name!r}, {lo!r}, {hi!r}, multiple={multiple!r}): expected a name and ints")
         check_text(f"Dim({name!r})", name)
         if not name or lo < 0 or multiple < 1 or (hi is not None and hi < lo):
-            raise OptionError(
-                f"Dim({name!r}, {lo}, {hi}, multiple={multiple}): expected a name, 0 <= lo <= hi and multiple >= 1"
-            )
+            raise OptionError(f"Dim({name!r}, {lo}, {hi}, {multiple}): expected a name, 0 <= lo <= hi, multiple >= 1")
         if hi is not None and -(-lo // multiple) * multiple > hi:
             raise OptionError(f"Dim({name!r}): there is no multiple of {multiple} from {lo} to {hi}")
         self.terms = (((Symbol(name, lo, hi, multiple),), 1),)
