@@ -74,8 +74,8 @@ def _why_unknown(graph: Graph, value: Value) -> str:
     if value in graph.inputs or any(node is value.node for node in graph.nodes):
         return "is not defined before this node"
     return (
-        "no part of the graph gives: it is of a function whose vmap is over. Return what is needed later as a result, "
-        "and give what the rule of a custom_vjp or custom_jvp reads to its function as an argument"
+        "is not defined before this node, nor after it. A slice of a vmap that is over? Return what is needed later as "
+        "a result, and give what the rule of a custom_vjp or custom_jvp reads to its function as an argument"
     )
 
 

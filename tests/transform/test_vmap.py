@@ -257,7 +257,7 @@ def test_what_a_vmap_leaves_behind_is_refused(kind: str) -> None:
     kept: list[Any] = []
     for leaked in (lambda a: kept.append(a) or a, lambda a: kept.append(a * 2) or a):  # type: ignore[func-returns-value]
         kept.clear()
-        with pytest.raises(CompileError, match=r"whose vmap is over\. Return what is needed later as a result"):
+        with pytest.raises(CompileError, match=r"of a vmap that is over\? Return what is needed later as a result"):
             rlx.jit(lambda a, f=leaked: (rlx.vmap(f)(a), kept[0] + 1))(x)
 
 
