@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rlx.backends import BACKENDS, BY_NAME
+from rlx.backends import BACKENDS, BY_NAME, unknown_device
 from rlx.backends.base import CAPABILITIES, Backend
 from rlx.boundary import bounded_class
 from rlx.errors import OptionError
@@ -54,7 +54,7 @@ class DevicePolicy:
             object.__setattr__(self, name, given)
             for device in given if name != "needs" else ():
                 if device not in BACKENDS:
-                    raise OptionError(f"{name}={device!r}: unknown device; known are {', '.join(map(repr, BACKENDS))}")
+                    raise unknown_device(device, f"{name}=")
                 if name != "deny" and device in BY_NAME:
                     raise OptionError(f"{name}={device!r}: it is never chosen; name it as the device to use it")
         for need in self.needs:
