@@ -16,7 +16,7 @@ from functools import wraps
 from types import FunctionType
 from typing import Any, TypeVar
 
-from rlx.errors import MemoryDeficit, RlxError
+from rlx.errors import MemoryDeficit, OptionError, RlxError
 
 __all__ = ["MARK", "bounded", "bounded_class", "converted", "is_out_of_memory"]
 
@@ -94,6 +94,8 @@ def converted(error: Exception, what: str, kind: Kind) -> RlxError | None:
         return kind(f"{what}: the system can start no more threads: raise its limit, or use fewer")
     if isinstance(error, OSError) and error.strerror:
         return kind(f"{what}: {'' if error.filename is None else f'{error.filename}: '}{error.strerror}")
+    if _is_wrong_call(error):
+        return OptionError(f"{what} calls a function that it was given with arguments that it does not take: {error}")
     return kind(
         f"{what}: an unexpected {_text(error)}. No check of rlx saw it coming: if the arguments are right, please "
         "report it with the traceback"
@@ -107,6 +109,30 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _is_wrong_call(error: Exception) -> bool:
+    """Whether the error is that code of rlx called a function of the caller's with arguments that it doesn't take."""
+    step = error.__traceback__
+    name, called, _ = str(error).partition("() ")
+    if not isinstance(error, TypeError) or not called or step is None:
+        return False
+    while step.tb_next is not None:
+        step = step.tb_next
+    held = list(step.tb_frame.f_locals.values())
+    held += [value for one in held for value in getattr(one, "__dict__", {}).values()]
+    try:
+        return any(_is_named(value, name) for value in held)
+    except Exception:  # noqa: BLE001 - of an object that does not say what it is
+        return False
+
+
+def _is_named(value: object, name: str) -> bool:
+    """Whether messages of Python call a function, or an object that can be called, by that name, and it isn't ours."""
+    for one in (value, getattr(value, "func", None), getattr(type(value), "__call__", None)):  # noqa: B004
+        if getattr(one, "__qualname__", None) == name:
+            return str(getattr(one, "__module__", "")).partition(".")[0] not in OURS
+    return False
 
 
 def _is_callers(error: Exception) -> bool:

@@ -71,9 +71,9 @@ def is_artifact(head: bytes) -> bool:
 
 def content_key(*parts: str) -> str:
     """Returns the SHA-256 hex digest of texts; it depends on where one part ends and the next begins."""
-    digest = sha256()
-    for part in parts:
-        data = part.encode()
+    encoded = [part.encode() for part in parts]
+    digest = sha256(size=sum(map(len, encoded)))
+    for data in encoded:
         digest.update(b"%d:" % len(data))
         digest.update(data)
     return digest.hexdigest()

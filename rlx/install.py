@@ -1,11 +1,11 @@
-"""Commands that install what is missing: they name a checkout or packages of others, which are there already."""
+"""Commands that bring what is missing: packages, of a checkout or of others, and files of models."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-__all__ = ["install_extra", "install_package"]
+__all__ = ["install_extra", "install_package", "instead_of"]
 
 CHECKOUT = Path(__file__).parents[1]  # where this rlx lies, if it is a checkout
 NAMES = ("rlx", "rlx-runtime")  # the distributions that this package may come from
@@ -58,3 +58,14 @@ def _argument(line: str) -> str:
     from shlex import quote
 
     return quote(line.partition(";")[0].strip())
+
+
+def instead_of(source: str) -> str:
+    """What to do where a model file is not there but looks like an address or a name on a hub; empty for others."""
+    if "://" in source:
+        return ". rlx reads files, not addresses: download it first"
+    owner, _, name = source.partition("/")
+    is_name = owner and name and not set("/\\.~ ") & set(owner) and "/" not in name
+    if not is_name or name.endswith((".onnx", ".gguf", ".safetensors", ".rlx", ".rlxart")):
+        return ""
+    return f". If it is a name on a hub, download its files first: `hf download {source} --local-dir FOLDER`"

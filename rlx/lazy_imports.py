@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 __all__ = ["log", "sha256"]
 
+LARGE = 1 << 19  # bytes; OpenSSL's SHA-256 is several times as fast, and worth loading from there on
+
 if TYPE_CHECKING:
-    from hashlib import sha256
+    from hashlib import _Hash
     from logging import Logger
 
     log: Logger
+
+    def sha256(data: bytes | memoryview = b"", *, size: int = 0) -> _Hash: ...
 else:
 
     def _lean_sha256() -> Any:
@@ -33,5 +37,13 @@ else:
 
             return getattr(getLogger("rlx"), name)
 
-    sha256 = _lean_sha256()
+    _lean = _lean_sha256()
     log = _Log()
+
+    def sha256(data: Any = b"", *, size: int = 0) -> Any:
+        """Python's own, which loads at once, or hashlib's where there is much to digest: `data`, and `size` to come."""
+        if "hashlib" in sys.modules or len(data) + size >= LARGE:
+            from hashlib import sha256 as fast
+
+            return fast(data)
+        return _lean(data)

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 from rlx.boundary import bounded_class
 from rlx.errors import OptionError
 from rlx.records import dataclass, names_of, replace
+from rlx.units import as_int, int_or_same, with_ints
 
 __all__ = ["DEVICE_OPTIONS", "PRECISIONS", "CompileOptions", "DeviceOptions", "EveryDevicesOptions", "Options"]
 
@@ -67,6 +68,10 @@ class CompileOptions:
     debug: bool = False  # fill the arena with NaN before each run, and refuse views of an earlier run; slow
 
     def __post_init__(self) -> None:
+        for name in ("threads", "budget", "alignment", "search", "queue"):
+            object.__setattr__(self, name, int_or_same(getattr(self, name)))
+        if isinstance(self.dims, Mapping):
+            object.__setattr__(self, "dims", with_ints(self.dims))
         if not isinstance(self.device, str) or not self.device:
             raise OptionError(f"device={self.device!r}: expected the name of a device, see `rlx devices`")
         if self.dims is not None and not isinstance(self.dims, Mapping):
@@ -156,8 +161,9 @@ def parse_bytes(size: int | str, name: str = "") -> int:
 
     The error names the option, where `name` is that.
     """
-    if isinstance(size, int) and _is_int(size) and size >= 0:
-        return size
+    whole = as_int(size)
+    if whole is not None and whole >= 0:
+        return whole
     if isinstance(size, str):
         text = size.strip().lower()
         number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")

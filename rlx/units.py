@@ -1,8 +1,12 @@
-"""Sizes and times as people read them."""
+"""Sizes and times as people read them, and numbers as callers give them: Python's, or those of NumPy and others."""
 
 from __future__ import annotations
 
-__all__ = ["bytes_text", "long_text", "seconds_text"]
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["as_int", "as_number", "bytes_text", "int_or_same", "long_text", "seconds_text", "with_ints"]
 
 
 def bytes_text(count: int | None) -> str:
@@ -30,3 +34,50 @@ def long_text(seconds: float) -> str:
     units = (("years", 31_557_600.0), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
     unit, scale = next(u for u in units if seconds >= u[1])
     return f"{seconds / scale:,.1f} {unit}"
+
+
+# ---- numbers that are given
+
+
+def as_int(value: object) -> int | None:
+    """The value as an int where it is an integer of any library (also an array of one); None for others and bools."""
+    if type(value) is int:
+        return value
+    if _is_bool(value):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - whatever a class of the caller raises: it is no integer
+        return None
+
+
+def as_number(value: object) -> int | float | None:
+    """The value as an int or a float where it is a real number of any library; None for others, bools and texts."""
+    whole = as_int(value)
+    if isinstance(value, float):
+        return value
+    if whole is not None or _is_bool(value) or isinstance(value, str | bytes | bytearray):
+        return whole
+    try:
+        return float(value) if hasattr(type(value), "__float__") else None  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def _is_bool(value: object) -> bool:
+    return type(value).__name__ in ("bool", "bool_")
+
+
+def int_or_same(value: Any) -> Any:
+    """The value as an int where it is an integer, else as it is: the check that follows refuses what was given."""
+    whole = as_int(value)
+    return value if whole is None else whole
+
+
+def with_ints(tree: Any) -> Any:
+    """A tree of mappings, tuples and lists, such as `dims`, whose integers of other libraries are Python's."""
+    if isinstance(tree, Mapping):
+        return {int_or_same(key): with_ints(value) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        return type(tree)(map(with_ints, tree)) if type(tree) in (tuple, list) else tree
+    return tree if isinstance(tree, str) else int_or_same(tree)

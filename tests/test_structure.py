@@ -98,7 +98,7 @@ A_BACKEND = {
 } | EXCHANGE  # fmt: skip
 # What differentiates is above what it can be asked of: loaded where it is asked for, in a function, and listed here.
 UPWARDS = {("estimate", "rlx.transform.functions"), ("importers", "rlx.transform.functions")}
-BASE_PARTS = {"boundary", "errors", "ir", "disk", "lazy_imports", "records"}  # below `options`
+BASE_PARTS = {"boundary", "errors", "ir", "disk", "lazy_imports", "records", "units"}  # below `options`
 
 
 def part_of(module: str) -> str:
@@ -122,7 +122,9 @@ def may_import(part: str) -> set[str] | None:
     if part not in ALLOWED:
         return None
     return ALLOWED[part] | (
-        {"arithmetic", "boundary", "errors", "install", "lazy_imports", "records"} if part in BASE_PARTS else ANYONE
+        {"arithmetic", "boundary", "errors", "install", "lazy_imports", "records", "units"}
+        if part in BASE_PARTS
+        else ANYONE
     )
 
 

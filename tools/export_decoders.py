@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from small_decoders import weight
 
 VERSIONS = (  # optimum-onnx takes transformers below 4.58
@@ -80,8 +81,6 @@ for name, count in (("llama-dynamo", 2), ("llama-dynamo-masked", 3)):
 
 def filled(path: Path) -> bytes:
     """The bytes of an ONNX model whose weights were left out: each is made of its name."""
-    import onnx
-
     model: Any = onnx.load_from_string(gzip.decompress(path.read_bytes()))
     for tensor in model.graph.initializer:
         if not _kept(tensor):
@@ -97,8 +96,6 @@ def _kept(tensor: Any) -> bool:
 
 def stripped(data: bytes) -> bytes:
     """A model without its weights, its metadata and the documentation of its nodes, compressed."""
-    import onnx
-
     model: Any = onnx.load_from_string(data)
     for tensor in model.graph.initializer:
         if not _kept(tensor):

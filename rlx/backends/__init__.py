@@ -46,11 +46,24 @@ def restorer_named(name: str) -> Restorer | None:
     return restorer
 
 
+ELSEWHERE = {"gpu": "cuda", "nvidia": "cuda", "jax": "xla", "metal": "mlx", "mps": "mlx", "numpy": "reference"}
+
+
+def unknown_device(name: str, what: str = "unknown device ") -> OptionError:
+    """The error for a device that there is not, with the one that was probably meant."""
+    from difflib import get_close_matches
+
+    plain = name.lower().partition(":")[0]
+    near = [ELSEWHERE[plain]] if plain in ELSEWHERE else get_close_matches(plain, ("auto", *BACKENDS), n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    return OptionError(f"{what}{name!r}: known are 'auto', {', '.join(map(repr, BACKENDS))}{meant}")
+
+
 @cache
 def backend_named(name: str) -> Backend:
     """The backend of that name; `OptionError` lists the known ones."""
     if name not in BACKENDS:
-        raise OptionError(f"unknown device {name!r}: known are 'auto', {', '.join(map(repr, BACKENDS))}")
+        raise unknown_device(name)
     module, _, cls = BACKENDS[name].partition(":")
     backend: Backend = getattr(import_module(module), cls)()
     return backend

@@ -23,6 +23,7 @@ from rlx.passes import run_passes
 from rlx.passes.legalise import Dispatch, legalise
 from rlx.passes.number_strings import number_strings
 from rlx.records import cached_property, dataclass
+from rlx.units import as_int, with_ints
 
 __all__ = ["Lowered", "extents_at", "lower", "lowered_from", "needed", "results_of", "rounds_of"]
 
@@ -108,11 +109,11 @@ def _lowerable(node: Node) -> str | None:
 def extents_at(graph: Graph, at: Mapping[str, int] | None) -> dict[str, int]:
     """The extent of every dim: as given, else its upper bound. `ShapeError` names a dim that has neither."""
     dims = graph.dims()
-    given = of_parts(at or {}, dims)
+    given = of_parts(with_ints(at or {}), dims)
     for name, extent in given.items():
         if name not in dims:
             raise no_such("dim", name, dims, call="at")
-        if not isinstance(extent, int) or isinstance(extent, bool):
+        if as_int(extent) is None:
             raise OptionError(f"at[{name!r}]={extent!r}: expected a size")
         check_extent(dims[name], extent, "at")
     for name, symbol in dims.items():

@@ -87,8 +87,9 @@ def estimate(
         kind_of_bytes(data)
         _refuse(given, "a model in memory, whose sizes are given by dims=")
         return _opened(partial(_onnx, change), data, choose_backend(name), chosen, _overhead(overhead, name), weights)
-    path = Path(path_of(model, "estimate"))
-    ending = _ending(path)
+    text = path_of(model, "estimate")
+    path = Path(text)
+    ending = _ending(path, text)
     if ending in (".onnx", ".rlx"):
         _refuse(given, f"{path.name}, whose sizes are given by dims=")
         own, backend = _overhead(overhead, name), choose_backend(name)
@@ -136,15 +137,17 @@ def _refuse(given: Mapping[str, Any], what: str) -> None:
         raise OptionError(f"{', '.join(given)}: only for language models, not for {what}")
 
 
-def _ending(path: Path) -> str:
-    """What kind of file it is, by its ending or its first bytes."""
+def _ending(path: Path, given: str) -> str:
+    """What kind of file it is, by its ending or its first bytes; messages have it as it was given."""
     ending = path.suffix.lower()
     if os.path.isdir(path) or path.name.endswith(".safetensors.index.json"):
         return ".safetensors"
     try:
         head = read_regular(path, len(MAGIC))
     except OSError as error:
-        raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
+        from rlx.install import instead_of
+
+        raise ModelFormatError(f"{given}: can't be read: {error.strerror or error}{instead_of(given)}") from None
     if is_artifact(head):
         raise ModelFormatError(
             f"{path}: is an artifact of rlx, which is planned already: load it by rlx.load_artifact(path) and read its "

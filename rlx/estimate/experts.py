@@ -12,6 +12,7 @@ from rlx.errors import MemoryDeficit, OptionError
 from rlx.ir.dtype import DType
 from rlx.options import parse_bytes
 from rlx.records import dataclass
+from rlx.units import int_or_same
 
 __all__ = ["ExpertPlan", "ExpertTotals", "expert_bytes", "place_experts"]
 
@@ -144,6 +145,7 @@ def place_experts(
     allowed = parse_bytes(budget)
     if isinstance(reserve, bool) or not isinstance(reserve, int | float) or not 0 <= reserve < 1:
         raise OptionError(f"reserve={reserve!r}: expected a fraction in [0, 1)")
+    cap = int_or_same(cap)
     if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int) or cap < 0):
         raise OptionError(f"cap={cap!r}: expected a number of experts >= 0, or None")
     if base.weight_bytes < totals.nbytes:

@@ -18,6 +18,7 @@ from rlx.ir.encoding import Encoding, encoding_named
 from rlx.ir.value import TensorType, stored_as
 from rlx.models.sizes import CONTEXT, KV_DTYPES, PREFILL
 from rlx.records import dataclass, replace
+from rlx.units import with_ints
 
 __all__ = [
     "KV_DTYPES", "LanguageModelFile", "Shape", "Stored", "estimate_language_model", "read_gguf_model", "read_hf_model",
@@ -102,6 +103,7 @@ def shape_of(
     longest = file.architecture.context
     if context is None and longest is None:
         raise OptionError(f"{file.name}: does not say how long a context it was made for; give context=")
+    context, batch, prefill = with_ints((context, batch, prefill))
     for name, value in (("context", context), ("batch", batch), ("prefill", prefill)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise OptionError(f"{name}={value!r}: expected a number >= 1")

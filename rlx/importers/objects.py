@@ -73,6 +73,11 @@ def model_bytes(
     `OptionError` for what is no model, `ModelFormatError` with the exporter's words where it fails.
     """
     exported = isinstance(source, TorchModel | TorchProgram | Estimator)
+    if callable(source) and not exported:
+        raise OptionError(
+            f"{call} takes models, got {source!r:.80}: rlx.jit(f) makes a compiled function of it, and "
+            "rlx.jit(f).compile(*arrays) a model for arrays like these"
+        )
     if not exported and example_inputs is not None:
         raise OptionError("example_inputs= is for modules of PyTorch and estimators: model files say their inputs")
     if dynamic_shapes is not None and not isinstance(source, TorchModel):
@@ -91,15 +96,13 @@ def model_bytes(
         case Opened():
             if getattr(source, "closed", False):
                 raise OptionError(f"{call} takes open files, and this one is closed")
-            found = source.read()
+            try:
+                found = source.read()
+            except UnicodeDecodeError:  # it is open as text
+                found = None
             if not isinstance(found, bytes):
                 raise OptionError(f"{call} takes files that are open in binary mode, 'rb'")
             return found
-    if callable(source):
-        raise OptionError(
-            f"{call} takes models, got {source!r:.80}: rlx.jit(f) makes a compiled function of it, and "
-            "rlx.jit(f).compile(*arrays) a model for arrays like these"
-        )
     raise OptionError(
         f"{call} takes the path, bytes or open file of a model, an onnx.ModelProto, a module of PyTorch or an "
         f"estimator of scikit-learn; got {type(source).__name__}"

@@ -26,10 +26,8 @@ def fingerprint(graph: Graph) -> str:
     order of nodes beyond their dependencies, nodes that no output or update needs, the data of params (identified by
     their own hashes) and the initial values of states.
     """
-    digest = sha256()
-    for record in _Canonical(graph).records:
-        digest.update(json.dumps(record, separators=(",", ":")).encode() + b"\n")
-    return digest.hexdigest()
+    lines = [json.dumps(record, separators=(",", ":")) + "\n" for record in _Canonical(graph).records]
+    return sha256("".join(lines).encode()).hexdigest()
 
 
 class _Canonical:

@@ -18,6 +18,7 @@ from rlx.errors import ExecutionError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.undecided import Undecided
 from rlx.records import dataclass
+from rlx.units import with_ints
 
 __all__ = [
     "Atom",
@@ -114,14 +115,12 @@ class Dim(Undecided):
     terms: tuple[tuple[Monomial, int], ...]
 
     def __init__(self, name: str, lo: int = 1, hi: int | None = None, multiple: int = 1) -> None:
-        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (lo, multiple, 0 if hi is None else hi))
-        if not isinstance(name, str) or not whole:
+        lo, hi, multiple = with_ints((lo, hi, multiple))
+        if not isinstance(name, str) or not all(type(n) is int for n in (lo, multiple, 0 if hi is None else hi)):
             raise OptionError(f"Dim({name!r}, {lo!r}, {hi!r}, multiple={multiple!r}): expected a name and ints")
         check_text(f"Dim({name!r})", name)
         if not name or lo < 0 or multiple < 1 or (hi is not None and hi < lo):
-            raise OptionError(
-                f"Dim({name!r}, {lo}, {hi}, multiple={multiple}): expected a name, 0 <= lo <= hi and multiple >= 1"
-            )
+            raise OptionError(f"Dim({name!r}, {lo}, {hi}, {multiple}): expected a name, 0 <= lo <= hi, multiple >= 1")
         if hi is not None and -(-lo // multiple) * multiple > hi:
             raise OptionError(f"Dim({name!r}): there is no multiple of {multiple} from {lo} to {hi}")
         self.terms = (((Symbol(name, lo, hi, multiple),), 1),)

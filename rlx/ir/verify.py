@@ -70,12 +70,21 @@ def _leaves(graph: Graph) -> set[Value]:
     return known
 
 
+def _why_unknown(graph: Graph, value: Value) -> str:
+    if value in graph.inputs or any(node is value.node for node in graph.nodes):
+        return "is not defined before this node"
+    return (
+        "is not defined before this node, nor after it. A slice of a vmap that is over? Return what is needed later as "
+        "a result, and give what the rule of a custom_vjp or custom_jvp reads to its function as an argument"
+    )
+
+
 def _check_node(graph: Graph, node: Node, known: set[Value], guarded: set[frozenset[Size]]) -> None:
     for i, value in enumerate(node.inputs):
         if value.graph is not graph:
             raise _fail(graph, f"node {node.label}: input {i} is {value!r} of another graph ({value.graph.name!r})")
         if value not in known:
-            raise _fail(graph, f"node {node.label}: input {i} is {value!r}, which is not defined before this node")
+            raise _fail(graph, f"node {node.label}: input {i} is {value!r}, which {_why_unknown(graph, value)}")
     for i, value in enumerate(node.outputs):
         if value in known:
             raise _fail(graph, f"node {node.label}: output {i}, {value!r}, is defined twice")

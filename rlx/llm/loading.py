@@ -19,6 +19,7 @@ from rlx.models.sizes import CONTEXT, KV_DTYPES, WANTED
 from rlx.options import CompileOptions
 from rlx.records import names_of, replace
 from rlx.runtime.session import LoadKeywords, Session, kind_of
+from rlx.units import with_ints
 
 __all__ = ["KV_DTYPES", "load_llm"]
 
@@ -55,6 +56,7 @@ def load_llm(
         raise ModelFormatError(
             f"{name}: load_llm takes a GGUF file, or a folder with safetensors and a config.json; rlx.load takes others"
         )
+    slots, context, prefill = with_ints((slots, context, prefill))
     if type(slots) is not int or not 1 <= slots <= WANTED:
         raise OptionError(f"slots={slots!r}: expected 1 to {WANTED}")
     dims: dict[str, Any] = {"kv_dtype": kv_dtype, "sampling": 1, "rings": 1, "batch": slots}

@@ -28,6 +28,7 @@ from rlx.models.sizes import sampler_of
 from rlx.models.tokenizer.numbers import token_numbers
 from rlx.progress import Watcher, reporting
 from rlx.runtime.compiled import CompiledGraph
+from rlx.units import as_int
 
 if TYPE_CHECKING:
     from rlx.models.chat.prompt import Answer, Prompt
@@ -213,7 +214,8 @@ class LanguageModel:
         chosen = options_of(options)
         self.slots.sampler.check(chosen.sampling)
         self.model.adapters.rows(chosen.adapter or ())  # raises for one that is not there
-        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        asked = as_int(max_tokens)
+        if max_tokens is not None and (asked is None or asked < 1):
             raise OptionError(f"max_tokens={max_tokens!r}: expected a number >= 1")
         fixed = int(ids[:1] == [self.tokenizer.bos_id]) if chosen.overflow != "error" else 0
         if len(ids) > self.context:
@@ -222,11 +224,11 @@ class LanguageModel:
                     f"a prompt of {len(ids):,} tokens has no room in a context of {self.context:,}: load the model "
                     'with a larger context=, or leave out its beginning by overflow="truncate"'
                 )
-            free = min(max_tokens or self.context // 4, self.context // 2)
+            free = min(asked or self.context // 4, self.context // 2)
             ids = [*ids[:fixed], *ids[len(ids) - max(self.context - fixed - free, 1) :]]
         room = self.context - len(ids) + 1  # the last token that is written is not read
         shifts = chosen.overflow == "shift" and self.context > 2 + fixed
-        most = (max_tokens or sys.maxsize) if shifts else min(room, max_tokens or room)
+        most = (asked or sys.maxsize) if shifts else min(room, asked or room)
         ends = frozenset() if chosen.ignore_eos else frozenset(self.tokenizer.eos_ids)
         constraint = None if chosen.constraint is None else chosen.constraint.copy()  # the next text begins anew
         limits = Limits(most, ends, chosen.stop, shifts, fixed, chosen.speculate)

@@ -10,6 +10,7 @@ from rlx.errors import OptionError
 from rlx.models.constraint import Constraint
 from rlx.models.sampling import Sampling
 from rlx.records import dataclass, field, names_of
+from rlx.units import as_int
 
 __all__ = ["GenerationKeywords", "Options", "options_of"]
 
@@ -105,9 +106,9 @@ def options_of(given: Mapping[str, Any]) -> Options:
     overflow = given.get("overflow", "error")
     if overflow not in OVERFLOWS:
         raise OptionError(f"overflow={overflow!r:.60}: expected {', '.join(OVERFLOWS)}")
-    guesses = given.get("speculate", 0)
-    if type(guesses) is not int or not 0 <= guesses <= MOST_GUESSES:
-        raise OptionError(f"speculate={guesses!r:.60}: expected 0 to {MOST_GUESSES} tokens to guess ahead")
+    guesses = as_int(given.get("speculate", 0))
+    if guesses is None or not 0 <= guesses <= MOST_GUESSES:
+        raise OptionError(f"speculate={given['speculate']!r:.60}: expected 0 to {MOST_GUESSES} tokens to guess ahead")
     adapter, logprobs = _adapter(given), given.get("logprobs", False)
     if not isinstance(logprobs, bool):
         raise OptionError(f"logprobs={logprobs!r:.60}: expected True or False")

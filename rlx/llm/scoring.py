@@ -11,6 +11,7 @@ import numpy as np
 from rlx.errors import OptionError
 from rlx.progress import report
 from rlx.records import dataclass
+from rlx.units import as_int
 
 if TYPE_CHECKING:
     from rlx.llm.model import LanguageModel
@@ -50,7 +51,8 @@ def logprobs_of(llm: LanguageModel, ids: Sequence[int]) -> list[float]:
 
 def perplexity_of(llm: LanguageModel, ids: Sequence[int], stride: int) -> float:
     """What `LanguageModel.perplexity` gives; the last token of a window begins the next, where that follows at once."""
-    if type(stride) is not int or not 1 <= stride <= llm.context:
+    step = as_int(stride)
+    if step is None or not 1 <= step <= llm.context:
         raise OptionError(f"stride={stride!r}: expected 1 to the {llm.context} tokens of the context")
     if len(ids) < 2:
         raise OptionError(
@@ -58,7 +60,7 @@ def perplexity_of(llm: LanguageModel, ids: Sequence[int], stride: int) -> float:
             "is judged by those before it"
         )
     found: list[float] = []
-    for start in range(0, len(ids) - 1, stride):
+    for start in range(0, len(ids) - 1, step):
         window = ids[start : start + llm.context + 1]
         new = start + len(window) - 1 - len(found)  # those that no window before this one reached
         if new > 0:

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from rlx.errors import OptionError
 from rlx.ir.graph import Graph, Value
 from rlx.records import dataclass, field
+from rlx.units import as_int, as_number
 
 __all__ = ["Row", "Sampled", "Sampler", "Sampling"]
 
@@ -78,12 +79,13 @@ class Sampling:
             "dry_allowed_length": (1, MAX_TOP_K), "seed": (0, (1 << 64) - 1),
         }  # fmt: skip
         for name, (low, high) in allowed.items():
-            value = getattr(self, name)
-            whole = isinstance(low, int)
-            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-                raise OptionError(f"{name}: expected {'an int' if whole else 'a number'}, got {value!r:.60}")
+            value = as_int(getattr(self, name)) if isinstance(low, int) else as_number(getattr(self, name))
+            if value is None:
+                wanted = "an int" if isinstance(low, int) else "a number"
+                raise OptionError(f"{name}: expected {wanted}, got {getattr(self, name)!r:.60}")
             if not low <= value <= high or value == math.inf:
                 raise OptionError(f"{name}={value}: expected {low:g} to {high:g}")
+            object.__setattr__(self, name, value)
         if not isinstance(self.dry_breakers, Sequence) or not all(type(t) is int for t in self.dry_breakers):
             raise OptionError(f"dry_breakers: expected tokens, got {self.dry_breakers!r:.60}")
         if not isinstance(self.logit_bias, Mapping):

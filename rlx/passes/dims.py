@@ -11,6 +11,7 @@ from rlx.ir.graph import Graph, TensorType
 from rlx.ir.shape import Dim, Guard, Size, Symbol, same, substitute
 from rlx.ops.base import Op
 from rlx.passes.rewrite import copy_leaves, finish
+from rlx.units import with_ints
 
 __all__ = ["apply_dims", "dim_values", "with_dims"]
 
@@ -20,7 +21,7 @@ def dim_values(graph: Graph, dims: Mapping[str, Any]) -> dict[str, Size]:
     known = graph.dims()
     inputs = {v.name: v for v in graph.inputs}
     values: dict[str, Size] = {}
-    for name, spec in of_parts(dims, known).items():
+    for name, spec in of_parts(with_ints(dims), known).items():
         if name in known:
             _put(values, known[name], spec)
         elif name in inputs and isinstance(spec, Mapping):

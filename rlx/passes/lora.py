@@ -22,6 +22,7 @@ from rlx.ops.elementwise import Cast
 from rlx.ops.layout import Transpose
 from rlx.passes.rewrite import Site, rewrite
 from rlx.records import dataclass, field
+from rlx.units import with_ints
 
 __all__ = ["lora"]
 
@@ -46,6 +47,7 @@ def lora(
     first axes, `rows` is a mapping: names of inputs with such axes, and what the input of slot numbers of each is
     called. Raises `NameNotFound` for a target that there is no such product for, `OptionError` and `ShapeError`.
     """
+    rank, slots = with_ints((rank, slots))
     for what, number in (("rank", rank), ("slots", slots)):
         if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number < 2**20:
             raise OptionError(f"lora: {what}={number!r}: expected an int from 1 to 2**20 - 1")

@@ -10,7 +10,7 @@ from typing import Any
 from rlx.backends.granted import run_threads
 from rlx.boundary import bounded
 from rlx.disk import path_of, target_of
-from rlx.errors import ModelFormatError, OptionError
+from rlx.errors import ExecutionError, ModelFormatError, OptionError, RlxError
 from rlx.importers.formats import is_onnx
 from rlx.importers.gguf import read_gguf_parts
 from rlx.importers.sources import FileSource
@@ -25,6 +25,7 @@ from rlx.quantiser.ranges import RANGES
 from rlx.quantiser.report import Quantized
 from rlx.quantiser.rules import TYPES, Rules
 from rlx.records import dataclass, replace
+from rlx.units import as_int
 
 __all__ = ["ALL_TYPES", "Wishes", "quantize"]
 
@@ -79,7 +80,8 @@ def quantize(
     `keep` patterns of what stays. `embeddings` and `output` are the types of the table of tokens and the head.
     `imatrix` is a file of llama.cpp with the importance of columns. For a GGUF file of a language model, `inputs` are a
     .txt file or a list of tokens, which the model reads so that the importance is measured; `save_imatrix` is a file
-    for that. Where a GGUF file is written, both models then read them, and their logits are compared.
+    for that. Where a GGUF file is written, both models then read them, and their logits are compared;
+    where that fails, the file stays and the error says so.
 
     With `activations` ("u8" or "i8") and type int8 the products of an ONNX model are made of 8-bit numbers; their
     ranges are found on `inputs`: an npz or npy file, a folder of these, arrays by the names of inputs, a sequence of
@@ -88,7 +90,7 @@ def quantize(
     both models are run on them and the outputs compared.
 
     `dry_run`, or a `target` of None, says what would be done. `progress` is called with `rlx.progress.Progress`.
-    Raises `OptionError`, `NameNotFound`, `ModelFormatError`.
+    Raises `OptionError`, `NameNotFound`, `ModelFormatError`, `ExecutionError`.
     """
     if isinstance(source, Value):
         raise OptionError("rlx.quantize takes the path of a model file; the op is rlx.ops.quantize(x, scale, zero)")
@@ -103,7 +105,8 @@ def quantize(
     patterns = "a list of patterns of names, such as ['blk.0.*']"
     if not all(isinstance(pattern, str) for pattern in _listed("keep", keep, patterns)):
         raise OptionError(f"keep={keep!r:.80}: expected {patterns}")
-    if threads is not None and (not isinstance(threads, int) or threads < 1):
+    count = as_int(threads)
+    if threads is not None and (count is None or count < 1):
         raise OptionError(f"threads={threads!r}: expected a whole number from 1 on")
     _check_choices(made, type, activations, ranges, percentile, inputs)
     if activations is not None and (pairs or embeddings is not None):
@@ -112,7 +115,7 @@ def quantize(
         type, pairs, embeddings, output, () if activations else tuple(keep),
         known=ONNX_TYPES if made == "onnx" else TYPES,
     )  # fmt: skip
-    wishes = Wishes(activations, ranges, percentile, per_channel, tuple(keep), run_threads(threads), dry, inputs)
+    wishes = Wishes(activations, ranges, percentile, per_channel, tuple(keep), run_threads(count), dry, inputs)
     if made == "onnx":
         _check_onnx(rules, imatrix is not None, save_imatrix is not None)
     else:
@@ -133,7 +136,12 @@ def quantize(
             return done
         from rlx.quantiser.accuracy import compare_languages
 
-        error, told = compare_languages(path, goal, tokens, wishes.threads)
+        try:
+            error, told = compare_languages(path, goal, tokens, wishes.threads)
+        except (RlxError, MemoryError) as failed:
+            raise ExecutionError(
+                f"{goal} is written and whole, but comparing it with {path.name} failed: {failed}"
+            ) from failed
         return replace(done, outputs=[error], notes=[*done.notes, told])
 
 

@@ -34,6 +34,7 @@ from rlx.passes import run_passes
 from rlx.passes.dce import dce
 from rlx.passes.dims import apply_dims, with_dims
 from rlx.passes.rewrite import Site, rewrite
+from rlx.units import int_or_same
 
 __all__ = ["bind_cache"]
 
@@ -74,6 +75,7 @@ def bind_cache(
     grown = {past: present for past, present in names.items() if past not in kept}
     if not grown:
         return graph
+    capacity = int_or_same(capacity)
     if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
         raise OptionError(
             f"bind_cache: capacity={capacity!r}: expected an int >= 1 for {next(iter(grown))!r}, which grows"

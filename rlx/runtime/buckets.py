@@ -43,6 +43,7 @@ from rlx.runtime.choice import usual_extents
 from rlx.runtime.compiled import CompiledGraph, Results
 from rlx.runtime.session import ARTIFACT, TEXT, Session, Source, import_graph, kind_of
 from rlx.runtime.weights import WeightRegistry
+from rlx.units import with_ints
 
 __all__ = ["Buckets", "CompileEvent"]
 
@@ -535,14 +536,14 @@ def _ranges(graph: Graph, name: str, steps: str | Iterable[int | Range]) -> list
     found: list[Range] = []
     for step in steps:
         after = found[-1][1] + 1 if found else symbol.lo
-        lo, hi = step if isinstance(step, tuple) and len(step) == 2 else (after, step)
+        lo, hi = with_ints(step if isinstance(step, tuple) and len(step) == 2 else (after, step))
         whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (lo, hi))
-        if not whole or not after <= lo <= hi or (symbol.hi is not None and hi > symbol.hi):  # type: ignore[operator]
+        if not whole or not after <= lo <= hi or (symbol.hi is not None and hi > symbol.hi):
             top = "" if symbol.hi is None else symbol.hi
             raise OptionError(f"buckets: rung {step!r} of {name!r}: expected ascending sizes within {symbol.lo}..{top}")
-        if -(-lo // symbol.multiple) * symbol.multiple > hi or hi % symbol.multiple:  # type: ignore[operator]
+        if -(-lo // symbol.multiple) * symbol.multiple > hi or hi % symbol.multiple:
             raise OptionError(f"buckets: rung {step!r} of {name!r}: its top must be a multiple of {symbol.multiple}")
-        found.append((lo, hi))  # type: ignore[arg-type]
+        found.append((lo, hi))
     return found
 
 

@@ -12,6 +12,7 @@ from rlx.boundary import bounded_class
 from rlx.errors import ExecutionError, OptionError, ShapeError
 from rlx.ir.graph import Array, refuse_masked
 from rlx.runtime.memory import ModelMemory, give_back
+from rlx.units import as_int
 
 if TYPE_CHECKING:
     from rlx.runtime.writing import Writer
@@ -72,9 +73,10 @@ class ExpertControl:
         and take no memory for it: there is room for all from the first run on.
         """
         self._layers("capture_routing")
-        if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int) or calls < 1):
+        count = as_int(calls)
+        if calls is not None and (count is None or count < 1):
             raise OptionError(f"capture_routing: expected a number of runs >= 1, or None, got {calls!r}")
-        self._executable.capture(calls or 0)
+        self._executable.capture(count or 0)
 
     def take_routing(self) -> dict[str, list[Array]]:
         """The captured numbers by layer: for each of its runs, oldest first, an i64 array [tokens, top_k], best first.

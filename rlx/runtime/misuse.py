@@ -15,6 +15,7 @@ __all__ = ["meant_by", "misnamed", "one_set_of_inputs", "refuse_repeats"]
 
 
 ELSEWHERE = {  # names that other libraries have -> what is written here
+    "Core": "rlx.load(path) gives a model, and rlx.devices() lists what runs it",
     "InferenceSession": "rlx.load(path) gives a model, and model.run(feeds) its outputs",
     "Llama": "rlx.load_llm(path) gives a language model; its generate and chat give text",
     "Model": "rlx.load(path) gives a model",
@@ -24,7 +25,10 @@ ELSEWHERE = {  # names that other libraries have -> what is written here
     "Tensor": "runs take NumPy arrays and any array with DLPack; values of a graph are made by Graph.input",
     "Variable": "graph.state(...) is what lives between runs",
     "compile_fn": "rlx.jit(function)",
+    "compile_model": "rlx.load(path), with device= and other options",
+    "convert_model": "rlx.load(path)",
     "function": "rlx.jit(function)",
+    "export": "model.save(path) writes what was compiled; rlx.load takes what torch.onnx exports",
     "from_numpy": "runs take NumPy arrays as they are; rlx.to_device(array, device) brings one to a device",
     "device_put": "rlx.to_device(array, device)",
     "from_keras": "write the model as ONNX by tf2onnx, then rlx.load(path)",
@@ -34,12 +38,14 @@ ELSEWHERE = {  # names that other libraries have -> what is written here
     "get_available_providers": "rlx.devices() lists devices, and device= chooses one",
     "lax": "its functions have the same names here: rlx.cond, rlx.scan, rlx.while_loop, rlx.fori_loop",
     "load_model": "rlx.load(path)",
+    "manual_seed": "seeds are inputs of rlx.random_normal and others; rlx.load_llm's generate takes seed=",
     "nn": "layers are functions of values: x @ w + b, rlx.conv, rlx.layer_norm, rlx.attention and other ops",
     "no_grad": "gradients are computed where rlx.grad asks for them only; rlx.stop_gradient(x) holds a value constant",
     "optim": "an optimiser is written as a function of params and gradients: docs/gradients.md",
     "pmap": "a compiled graph runs on one device: rlx.vmap vectorises, clones run side by side",
     "quantize_dynamic": "rlx.quantize(source, target, type) writes a model with narrower weights",
     "save": "model.save(path) writes what was compiled",
+    "set_num_threads": "threads= is an option of rlx.load and rlx.compile",
     "tensor": "runs take NumPy arrays as they are; graph.constant(array) makes a value of a graph",
     "tree_map": "trees of arrays go in and out of functions of rlx.jit as they are",
     **dict.fromkeys(("cuda", "device"), "device= is an option of rlx.load and rlx.compile; rlx.devices() lists them"),

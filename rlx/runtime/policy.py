@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rlx.backends import BACKENDS, BY_NAME
+from rlx.backends import BACKENDS, BY_NAME, unknown_device
 from rlx.backends.base import CAPABILITIES, Backend
 from rlx.boundary import bounded_class
 from rlx.errors import OptionError
 from rlx.options import CompileOptions
 from rlx.records import dataclass, names_of
+from rlx.units import as_int
 
 __all__ = ["OBJECTIVES", "VARIABLE", "DevicePolicy", "policy_of"]
 
@@ -53,16 +54,17 @@ class DevicePolicy:
             object.__setattr__(self, name, given)
             for device in given if name != "needs" else ():
                 if device not in BACKENDS:
-                    raise OptionError(f"{name}={device!r}: unknown device; known are {', '.join(map(repr, BACKENDS))}")
+                    raise unknown_device(device, f"{name}=")
                 if name != "deny" and device in BY_NAME:
                     raise OptionError(f"{name}={device!r}: it is never chosen; name it as the device to use it")
         for need in self.needs:
             if need not in CAPABILITIES:
                 raise OptionError(f"needs={need!r}: unknown capability; known are {', '.join(CAPABILITIES)}")
         for name, least in (("benchmark", 0), ("expected_calls", 1)):
-            number = getattr(self, name)
-            if not isinstance(number, int) or isinstance(number, bool) or number < least:
-                raise OptionError(f"{name}={number!r}: expected an int >= {least}")
+            number = as_int(getattr(self, name))
+            if number is None or number < least:
+                raise OptionError(f"{name}={getattr(self, name)!r}: expected an int >= {least}")
+            object.__setattr__(self, name, number)
         for name, known in (("objective", OBJECTIVES), ("pace", PACES)):
             if getattr(self, name) not in known:
                 raise OptionError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(map(repr, known))}")

@@ -25,6 +25,7 @@ from rlx.runtime.cache import ArtifactCache
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.container import ENDING
 from rlx.runtime.memory import Resident
+from rlx.units import int_or_same
 
 if TYPE_CHECKING:
     from rlx.estimate.memory import MemoryEstimate
@@ -212,6 +213,7 @@ class Session:
         own = ("policy", "transform", "allow_code", "portable_only", "values", "variants", "example_inputs", "progress")
         chosen = self.options.with_options(options, *own, "dynamic_shapes")
         fixed: Values = {}
+        variants = int_or_same(variants)
         if values is not None or variants != 32:
             from rlx.runtime.specialised import fixed_values
 
@@ -407,7 +409,8 @@ def kind_of(source: str | os.PathLike[str], *, artifacts: bool = False) -> tuple
     """
     if not isinstance(source, str | os.PathLike):
         raise OptionError(f"load takes the path of a model file, got {type(source).__name__}; rlx.compile takes graphs")
-    path = Path(path_of(source, "load"))
+    text = path_of(source, "load")
+    path = Path(text)
     if os.path.isdir(path) or path.name.endswith(".index.json"):
         from rlx.importers.folder import weights_of
 
@@ -417,7 +420,9 @@ def kind_of(source: str | os.PathLike[str], *, artifacts: bool = False) -> tuple
     try:
         head = read_regular(path, len(MAGIC))
     except OSError as error:
-        raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
+        from rlx.install import instead_of
+
+        raise ModelFormatError(f"{text}: can't be read: {error.strerror or error}{instead_of(text)}") from None
     if is_artifact(head):
         if ending != ENDING and not artifacts:
             from rlx.runtime.misuse import misnamed

@@ -18,6 +18,7 @@ from rlx.ir.shape import Dim, Shape, Size
 from rlx.records import dataclass
 from rlx.runtime.arrays import on_device, read_array
 from rlx.trace.tree import is_record, leaves_of, ordered, structure
+from rlx.units import as_int, with_ints
 
 __all__ = ["Arguments", "Leaf"]
 
@@ -71,8 +72,9 @@ class Arguments:
         self._masks: dict[str, tuple[int, tuple[int, ...]]] = {}  # of arrays seen: their rank and dynamic axes
 
     def _static_name(self, one: str | int) -> str:
-        if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < len(self.names):
-            return self.names[one]
+        position = as_int(one)
+        if position is not None and 0 <= position < len(self.names):
+            return self.names[position]
         if not isinstance(one, str) or one not in self.names:
             raise OptionError(f"jit: {self.name} has no argument {one!r} to be static; it has {', '.join(self.names)}")
         return str(one)
@@ -83,7 +85,7 @@ class Arguments:
         """For each argument (or leaf of one) the sizes given for its axes; and the bounds given for names of dims."""
         axes: dict[str, _Sizes] = {}
         bounds: dict[str, Any] = {}
-        for name, spec in dims.items():
+        for name, spec in with_ints(dims).items():
             if name.split(".")[0] not in self.names:
                 bounds[name] = spec
             elif isinstance(spec, Mapping):

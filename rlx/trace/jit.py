@@ -28,6 +28,7 @@ from rlx.trace.arguments import Arguments, Leaf
 from rlx.trace.control import value_of
 from rlx.trace.reasons import Trace, reason_for, statics
 from rlx.trace.tree import fill, leaves_of, map_tree, ordered
+from rlx.units import int_or_same
 
 __all__ = ["Trace", "Traced", "jit"]
 
@@ -340,6 +341,7 @@ def jit(
     _count(function)
     chosen: list[str | int] = []
     for given in (static, static_argnums, static_argnames):
+        given = int_or_same(given)
         if not isinstance(given, str | int | Sequence) or isinstance(given, bytes):
             raise OptionError(f"jit: static arguments are names or positions, got {given!r:.40}")
         chosen += [given] if isinstance(given, str | int) else list(given)

@@ -23,6 +23,7 @@ from rlx.trace.tree import fill, leaves_of, ordered
 from rlx.transform.batched_control import BATCHED, is_guarded
 from rlx.transform.control import inlined
 from rlx.transform.functions import transformed
+from rlx.units import as_int
 
 __all__ = ["pmean", "psum", "vmap"]
 
@@ -99,17 +100,17 @@ class _Batched:
 
         Those of functions with a rule of their own are taken all or none.
         """
-        graph, own = open_frame().graph, set[int]()
+        graph, own, known = open_frame().graph, set[int](), [*self.values, *self.shared]
         groups = [{id(node) for node in group.nodes} for group in GROUPS.get(graph, [])]
 
         def meant(node: Node) -> bool:
             return id(node) in own or _sums(node, self.name)
 
         while True:
-            reached = {id(node) for node in dependent(graph.nodes[start:], self.values, meant)}
+            reached = {id(node) for node in dependent(graph.nodes[start:], known, meant)}
             more = set().union(*(nodes for nodes in groups if nodes & reached))
             if more <= own:
-                return taken_out(graph, start, list(self.values), meant)
+                return taken_out(graph, start, known, meant)
             own |= more
 
     def add(self, nodes: Sequence[Node]) -> None:
@@ -218,7 +219,8 @@ class _Batched:
                     else [v if v is None or b else self.full(v) for v, b in zip(given, flags, strict=True)]
                 )
                 found = rule(group, rows, [row(v) for v in results], [row(v) for v in wide])
-                inner = _Batched(self.size, known, self.name)
+                inner = _Batched(self.size, {**self.values, **known}, self.name)  # a rule may read what is around it
+                inner.shared = dict(self.shared)
                 inner.add(inner.taken(first))
                 totals = [None if v is None else inner.result(v) for v in found]
                 return _unspread(totals, flags, own) if back else totals
@@ -253,8 +255,9 @@ def _row(value: Value) -> TensorType:
 
 def _axes(what: str, axes: Any, tree: Any) -> list[Any]:
     """An axis, or None, for each leaf: `axes` is one for all, or a tree that ends earlier."""
-    if axes is None or isinstance(axes, int):
-        return [axes for _ in leaves_of(tree, "")]
+    axis = as_int(axes)
+    if axes is None or axis is not None:
+        return [axis for _ in leaves_of(tree, "")]
     if isinstance(axes, dict) and isinstance(tree, dict) and set(axes) == set(tree):
         return [axis for key in ordered(tree) for axis in _axes(what, axes[key], tree[key])]
     if isinstance(axes, tuple | list) and isinstance(tree, tuple | list) and len(axes) == len(tree):
@@ -276,6 +279,8 @@ def vmap(
     graph is replaced by ops on whole arrays; an op without a rule runs as a loop over the slices, and a
     warning says so. `ShapeError` for arguments whose axes differ in size.
     """
+    if axis_name is not None and not isinstance(axis_name, str):
+        raise OptionError(f"vmap: axis_name={axis_name!r}: expected a text, such as 'batch', or None")
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if isinstance(in_axes, tuple | list) and len(in_axes) != len(args):

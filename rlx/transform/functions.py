@@ -29,6 +29,7 @@ from rlx.transform import determinant as _determinant  # noqa: F401 - that of th
 from rlx.transform import recurrent as _recurrent  # noqa: F401 - those of recurrent layers
 from rlx.transform.graphs import grad_of_graph, within
 from rlx.transform.outside import compiled_once
+from rlx.units import as_int, with_ints
 
 __all__ = ["Argnums", "grad", "hvp", "jvp", "named", "positions", "transformed", "value_and_grad", "vjp"]
 
@@ -95,7 +96,7 @@ def positions(what: str, argnums: Argnums, count: int) -> list[int]:
     given = _key_of(argnums)
     given = given if isinstance(given, tuple) else (given,)
     for n in given:
-        if not isinstance(n, int) or isinstance(n, bool) or not -count <= n < count:
+        if type(n) is not int or not -count <= n < count:
             raise OptionError(f"{what}: argnums {argnums!r}: the call has {count} arguments by position")
     chosen = [n % count for n in given]
     if len(set(chosen)) < len(chosen):
@@ -157,7 +158,7 @@ def _value_and_grad(
         pulled = pull(nodes, {y: _one(y)}, flat)
         made = iter(within(budget, [zeros(v) if ct is None else ct for v, ct in zip(flat, pulled, strict=True)]))
         grads = [fill(args[n], [next(made) for _ in own]) for n, own in zip(chosen, leaves, strict=True)]
-        whole = grads[0] if isinstance(argnums, int) else tuple(grads)
+        whole = tuple(grads) if as_int(argnums) is None else grads[0]
         return ((y, aux) if has_aux else y), whole
 
     return transformed(what, function, call, (what, repr(_key_of(argnums)), has_aux, budget))
@@ -187,7 +188,8 @@ def _check_budget(what: str, budget: Budget) -> None:
 
 
 def _key_of(argnums: Argnums) -> Any:
-    return tuple(argnums) if isinstance(argnums, Iterable) else argnums
+    one = as_int(argnums)
+    return with_ints(tuple(argnums)) if one is None and isinstance(argnums, Iterable) else one
 
 
 def _one(y: Value) -> Value:

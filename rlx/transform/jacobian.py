@@ -17,6 +17,7 @@ from rlx.trace.control import value_of
 from rlx.trace.tree import fill, leaves_of
 from rlx.transform.batching import vmap
 from rlx.transform.functions import Argnums, jvp, positions, transformed, vjp
+from rlx.units import as_int
 
 __all__ = ["hessian", "jacfwd", "jacrev"]
 
@@ -83,7 +84,7 @@ def jacrev(function: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., 
             row: Value = rows[k][n][i]
             return reshaped(row, (*outputs[k].shape, *row.shape[1:]))
 
-        return _put_together(result, values, isinstance(argnums, int), block)
+        return _put_together(result, values, as_int(argnums) is not None, block)
 
     return transformed("jacrev", function, call)
 
@@ -119,7 +120,7 @@ def jacfwd(function: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., 
             column = columns[n, i][k]
             return reshaped(column, (*column.shape[:-1], *leaves[n][i].shape))
 
-        return _put_together(result, values, isinstance(argnums, int), block)
+        return _put_together(result, values, as_int(argnums) is not None, block)
 
     return transformed("jacfwd", function, call)
 

@@ -13,7 +13,15 @@ import pytest
 from small_decoders import write_gguf, write_safetensors
 
 import rlx
-from rlx.errors import ModelFormatError, NameNotFound, OptionError, RlxError, ShapeError
+from rlx.errors import (
+    ExecutionError,
+    MemoryDeficit,
+    ModelFormatError,
+    NameNotFound,
+    OptionError,
+    RlxError,
+    ShapeError,
+)  # fmt: skip
 from rlx.importers.gguf import read_gguf
 from rlx.importers.safetensors import read_safetensors
 from rlx.ir.encodings import ENCODINGS
@@ -393,6 +401,21 @@ def test_language_models_are_compared_on_what_they_read(tmp_path: Path) -> None:
     assert f"of the 548 tokens after others: {old:.4g}"[:-1] in note
     assert "logits: cosine" in str(made)
     assert not rlx.quantize(path, None, "q4_0", inputs=tokens).outputs
+
+
+def test_a_comparison_that_fails_leaves_the_file_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["llama"]
+    path = write_gguf(tmp_path / "in.gguf", case["config"], case["shapes"])
+    rlx.quantize(path, tmp_path / "whole.gguf", "q8_0", inputs=[1, 2, 3])
+
+    def fail(*_: object) -> None:
+        raise MemoryDeficit("it does not fit")
+
+    monkeypatch.setattr("rlx.quantiser.accuracy.compare_languages", fail)
+    words = "out.gguf is written and whole, but comparing it with in.gguf failed: it does not fit"
+    with pytest.raises(ExecutionError, match=words):
+        rlx.quantize(path, tmp_path / "out.gguf", "q8_0", inputs=[1, 2, 3])
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
 
 
 def test_progress_is_told_as_of_a_load(tmp_path: Path) -> None:

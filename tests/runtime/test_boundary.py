@@ -134,6 +134,51 @@ def test_a_generator_and_a_property() -> None:
         Thing()._inner()
 
 
+def test_functions_of_callers_that_take_other_arguments() -> None:
+    """What calls them, and how, instead of an error that nobody thought of; also methods, objects and partials."""
+
+    class Called:
+        def __call__(self) -> bool:
+            return True
+
+        def method(self) -> bool:
+            return True
+
+    def two(a: Any, *, b: Any) -> Any:
+        return a
+
+    x = np.ones(3, np.float32)
+
+    def with_policy(policy: Any) -> object:
+        f = rlx.checkpoint(lambda v: rlx.exp(v) * v, policy=policy)
+        return rlx.grad(lambda v: rlx.reduce_sum(f(v), keepdims=False))(x)
+
+    def with_rule(custom: Any, *rules: Any) -> object:
+        f = custom(lambda v: v)
+        (f.defvjp if custom is rlx.custom_vjp else f.defjvp)(*rules)
+        return rlx.grad(lambda v: rlx.reduce_sum(f(v), keepdims=False))(x)
+
+    calls: dict[str, Callable[[], object]] = {
+        r"checkpoint calls .*<lambda>\(\) takes 0": lambda: with_policy(lambda: True),
+        r"checkpoint calls .*two\(\) missing 1 required keyword-only": lambda: with_policy(two),
+        r"checkpoint calls .*Called.__call__\(\) takes 1": lambda: with_policy(Called()),
+        r"checkpoint calls .*Called.method\(\) takes 1": lambda: with_policy(Called().method),
+        r"checkpoint calls .*two\(\) got multiple values": lambda: with_policy(functools.partial(two, a=1, b=2)),
+        r"grad calls .*<lambda>\(\) takes 0": lambda: with_rule(rlx.custom_vjp, lambda: 1, lambda k, c: (c,)),
+        r"grad calls .*<lambda>\(\) takes 1": lambda: with_rule(rlx.custom_jvp, lambda p: 1),
+        r"scan calls .*<lambda>\(\) takes 1": lambda: rlx.jit(lambda a: rlx.scan(lambda c: c, a, None, length=2))(x),
+        r"cond calls .*two\(\) missing 1": lambda: rlx.jit(lambda a: rlx.cond(a[0] > 0, two, two, a))(x),
+        r"load calls .*<lambda>\(\) takes 0": lambda: rlx.load(
+            rlx.demo.path("digits"), device="cpu", transform=lambda: None
+        ),
+    }
+    for words, call in calls.items():
+        with pytest.raises(OptionError, match=words):
+            call()
+    with pytest.raises(CompileError, match="an unexpected TypeError"):
+        fit(within("return (lambda: 1)(2)"))
+
+
 class Own(Exception):
     """An error of a caller."""
 

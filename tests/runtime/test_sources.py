@@ -77,7 +77,9 @@ def closed() -> io.BytesIO:
         (3, {}, "got int"),
         (None, {}, "got NoneType"),
         (len, {}, "rlx.jit"),
+        (len, {"example_inputs": (X,)}, "rlx.jit"),
         (io.StringIO("text"), {}, "binary mode"),
+        (io.TextIOWrapper(io.BytesIO(DIGITS.read_bytes()), "utf-8"), {}, "binary mode"),
         (closed(), {}, "this one is closed"),
         (DIGITS, {"example_inputs": (X,)}, "example_inputs"),
         (DIGITS.read_bytes(), {"dynamic_shapes": {}}, "dynamic_shapes"),
@@ -89,6 +91,33 @@ def closed() -> io.BytesIO:
 def test_wrong_calls_say_what_to_write(source: Any, options: dict[str, Any], word: str) -> None:
     with pytest.raises(OptionError, match=word):
         rlx.load(source, **options)
+
+
+@pytest.mark.parametrize(
+    "load", [rlx.load, rlx.load_llm, rlx.load_embedder, rlx.estimate], ids=lambda function: str(function.__name__)
+)
+def test_addresses_and_names_of_hubs_are_no_files(load: Any) -> None:
+    for name, word in {
+        "https://example.com/a/model.onnx": "https://example.com/a/model.onnx: can't be read: .*download it first",
+        "s3://bucket/model.gguf": "not addresses: download it first",
+        "sentence-transformers/all-MiniLM-L6-v2": "hf download sentence-transformers/all-MiniLM-L6-v2 --local",
+        "models/there-is-none.onnx": "can't be read: [^.]*$",
+        "./a/b": "can't be read: [^.]*$",
+        "there-is-none": "can't be read: [^.]*$",
+    }.items():
+        with pytest.raises(ModelFormatError, match=word):
+            load(name)
+
+
+@pytest.mark.parametrize(
+    "device, meant",
+    [("gpu", "cuda"), ("cuda:0", "cuda"), ("CPU", "cpu"), ("mps", "mlx"), ("jax", "xla"), ("atuo", "auto"), ("x", "")],
+)
+def test_devices_of_other_libraries(device: str, meant: str) -> None:
+    ends = f"; did you mean {meant!r}\\?$" if meant else "'interp'$"
+    for call in (lambda: rlx.load(DIGITS, device=device), lambda: rlx.DevicePolicy(prefer=device)):
+        with pytest.raises(OptionError, match=f"{device!r}: known are 'auto', 'cpu'.*{ends}"):
+            call()
 
 
 def test_example_files_have_names() -> None:

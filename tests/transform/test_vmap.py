@@ -11,7 +11,7 @@ import pytest
 
 import rlx
 from rlx.backends.reference import run_graph
-from rlx.errors import NameNotFound, OptionError, ShapeError
+from rlx.errors import CompileError, NameNotFound, OptionError, ShapeError
 from rlx.ir.frames import Frame
 from rlx.ir.graph import Graph
 from rlx.ops import OPS
@@ -216,6 +216,59 @@ def test_a_rule_of_ones_own_for_slices_and_what_they_share() -> None:
     by_x, by_w = rlx.grad(f, (0, 1))(X, X[0])
     assert np.array_equal(by_x, np.full_like(X, 100))
     assert np.array_equal(by_w, np.full_like(X[0], 10 * len(X)))
+
+
+def scaled(kind: str, c: Any, inner: Any = 1.0) -> Any:
+    """v * v * inner, whose derivative is said to be v * c: its rule reads c of the functions around it."""
+    if kind == "vjp":
+        f = rlx.custom_vjp(lambda v: v * v * inner)
+        f.defvjp(lambda v: (v * v * inner, v), lambda v, ct: (ct * v * c,))
+        return f
+    g = rlx.custom_jvp(lambda v: v * v * inner)
+    g.defjvp(lambda v, t: (v[0] * v[0] * inner, t[0] * v[0] * c))
+    return g
+
+
+@pytest.mark.parametrize("kind", ["vjp", "jvp"])
+def test_a_rule_reads_the_slices_of_the_vmap_around_it(kind: str) -> None:
+    """Slices, what is computed of them, and what all of them share, also of a vmap around that one."""
+    x, w = np.arange(1.0, 4.0), np.arange(1.0, 3.0)
+    assert np.allclose(rlx.vmap(lambda c, v: rlx.grad(scaled(kind, c))(v))(x, x), x * x)
+    assert np.allclose(rlx.grad(lambda v: total(rlx.vmap(lambda c, a: scaled(kind, c)(a))(x, v)))(x), x * x)
+    assert np.allclose(rlx.grad(lambda v: total(rlx.vmap(lambda a: scaled(kind, np.exp(a))(a))(v)))(x), x * np.exp(x))
+    shared = rlx.vmap(lambda a: scaled(kind, rlx.psum(a, "i") * 2)(a), axis_name="i")
+    assert np.allclose(rlx.grad(lambda v: total(shared(v)))(x), x * 2 * x.sum())
+    within = rlx.vmap(lambda c: rlx.vmap(rlx.grad(scaled(kind, c)))(x))
+    assert np.allclose(within(w), np.outer(w, x))
+    outside = rlx.grad(lambda v: total(rlx.vmap(lambda c: rlx.vmap(scaled(kind, c, c))(v))(w)))
+    assert np.allclose(outside(x), w.sum() * x)
+    if kind == "jvp":
+        both = rlx.jvp(lambda v: rlx.vmap(lambda c: rlx.vmap(scaled(kind, c, c))(v))(w), (x,), (x**0,))
+        assert np.allclose(both[1], np.outer(w, x))
+
+
+@pytest.mark.parametrize("kind", ["vjp", "jvp"])
+def test_what_a_vmap_leaves_behind_is_refused(kind: str) -> None:
+    """A rule that reads slices though its results are the same for all, and slices that are kept: both say why."""
+    x, w = np.arange(1.0, 4.0), np.arange(1.0, 3.0)
+    shared = rlx.grad(lambda v: total(rlx.vmap(lambda c: rlx.vmap(scaled(kind, c))(v))(w)))
+    with pytest.raises(CompileError, match="give what the rule of a custom_vjp or custom_jvp reads to its function as"):
+        shared(x)
+    kept: list[Any] = []
+    for leaked in (lambda a: kept.append(a) or a, lambda a: kept.append(a * 2) or a):  # type: ignore[func-returns-value]
+        kept.clear()
+        with pytest.raises(CompileError, match=r"of a vmap that is over\? Return what is needed later as a result"):
+            rlx.jit(lambda a, f=leaked: (rlx.vmap(f)(a), kept[0] + 1))(x)
+
+
+def test_names_of_axes_are_texts() -> None:
+    for name in (3, [], b"i", ("i",)):
+        with pytest.raises(OptionError, match=r"axis_name=.*expected a text"):
+            rlx.vmap(lambda x: x, axis_name=name)  # type: ignore[arg-type]
+    with pytest.raises(NameNotFound, match="axis_name=3; there is 'i'"):
+        rlx.vmap(lambda x: rlx.psum(x, 3), axis_name="i")(X)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="in_axes True does not fit"):
+        rlx.vmap(lambda x: x, in_axes=True)(X)
 
 
 def test_sums_over_a_named_axis() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rlx.boundary import bounded_class
 from rlx.disk import target_of
 from rlx.errors import ExecutionError, OptionError
+from rlx.units import as_int
 
 if TYPE_CHECKING:
     from rlx.backends.base import Executable
@@ -53,9 +54,10 @@ class Shown:
         Each row also has `spread` and `disturbed`: other programs had the processor, and the time may be too long. Up
         to three times as many runs are made while there are such rows.
         """
-        if not isinstance(repeat, int) or repeat < 1:
+        runs = as_int(repeat)
+        if runs is None or runs < 1:
             raise OptionError(f"profile: repeat={repeat!r}: expected an int >= 1")
-        return self._executable.profile(self._own._admit(self._own._given(inputs)), repeat)
+        return self._executable.profile(self._own._admit(self._own._given(inputs)), runs)
 
     def trace(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import hashlib
 import os
 import subprocess
 import sys
@@ -336,6 +337,20 @@ def test_concurrent_processes_share_a_folder(tmp_path: Path) -> None:
 def test_keys_separate_their_parts() -> None:
     """Moving text from one part to the next changes the key."""
     assert content_key("ab", "c") != content_key("a", "bc")
+    parts = ["ü" * (1 << 19), "", "x"]  # so many that OpenSSL digests them
+    expected = hashlib.sha256(b"".join(b"%d:%s" % (len(data), data) for data in (p.encode() for p in parts)))
+    assert content_key(*parts) == expected.hexdigest()
+
+
+def test_many_bytes_are_digested_by_openssl() -> None:
+    """Which is several times as fast; few are not worth loading it."""
+    code = (
+        "import sys; from rlx.lazy_imports import LARGE, sha256; few = sha256(b'x' * 100).hexdigest();"
+        "assert 'hashlib' not in sys.modules; {};"
+        "assert 'hashlib' in sys.modules; assert sha256(b'x' * 100).hexdigest() == few"
+    )
+    for call in ("sha256(b'x' * LARGE)", "sha256(size=LARGE)"):
+        subprocess.run([sys.executable, "-c", code.format(call)], check=True, timeout=60)
 
 
 def compile_and_count() -> list[int]:
