@@ -14,11 +14,11 @@ import pytest
 from fresh_process import in_fresh_process
 
 import rlx
-from rlx.backends.cpu.jit import resident
+from rlx.backends.cpu.jit import resident, single_pages
 from rlx.backends.cpu.runtime import binding, prepare
 from rlx.backends.cpu.runtime.binding import aligned_bytes
 from rlx.estimate.resident import peak_bytes, resident_bytes
-from rlx.ir import mapped, single_pages
+from rlx.ir import mapped
 from rlx.ir.mapped import copied, give_back, lies_in_file, map_file
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/smaps")
