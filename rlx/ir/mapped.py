@@ -93,9 +93,11 @@ def map_file(fd: int, path: str, *, writable: bool = False) -> NDArray[np.uint8]
     status = os.fstat(fd)
     if status.st_size == 0:
         return np.frombuffer(b"", np.uint8)
-    access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
+    how = {"access": mmap.ACCESS_COPY if writable else mmap.ACCESS_READ}
+    if not writable and hasattr(mmap, "MAP_PRIVATE"):  # where it could be shared, Linux lets nobody watch it
+        how = {"flags": mmap.MAP_PRIVATE, "prot": mmap.PROT_READ}
     with enough_memory(status.st_size, f"{path} as a mapped file"):
-        memory = MappedFile(fd, status.st_size, access=access)
+        memory = MappedFile(fd, status.st_size, **how)
     memory.path, memory.identity, memory.writable = os.path.abspath(path), identity_of(status), writable
     return np.frombuffer(memory, np.uint8)
 

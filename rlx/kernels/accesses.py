@@ -18,6 +18,7 @@ __all__ = [
     "anchor_expressions",
     "expressions",
     "in_place_operands",
+    "looked_up",
     "loop_kind",
     "may_overwrite",
     "reads",
@@ -88,6 +89,16 @@ def reads(kernel: Kernel) -> tuple[Buffer, ...]:
     test = None if kernel.mark is None else kernel.mark.test
     others = kernel.operands if test is None else (test,)
     return tuple(found) + tuple(b for b in dict.fromkeys(others) if b not in found)
+
+
+@kept
+def looked_up(kernel: Kernel) -> tuple[Buffer, ...]:
+    """The buffers of which a loop nest reads only what indices in memory name, as rows of a table."""
+    found: dict[Buffer, bool] = {}
+    for load in (load for e in kernel.expressions() for load in loads(e)):
+        named = kernel.anchor is None and any(True for at in load.indices for _ in loads(at))
+        found[load.source.base] = found.get(load.source.base, True) and named
+    return tuple(b for b, named in found.items() if named)
 
 
 def in_place_operands(kernel: Kernel) -> tuple[Buffer, ...]:

@@ -232,6 +232,12 @@ class Kernel:
 
         return accesses.reads(self)
 
+    def looked_up(self) -> tuple[Buffer, ...]:
+        """The buffers of which it reads only what indices in memory name, as rows of a table."""
+        from rlx.kernels import accesses
+
+        return accesses.looked_up(self)
+
     def writes(self) -> tuple[Buffer, ...]:
         """The buffers written, each once."""
         return tuple(dict.fromkeys([*(s.buffer for s in self.stores), *self.results]))

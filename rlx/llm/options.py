@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -102,7 +102,8 @@ def options_of(given: Mapping[str, Any]) -> Options:
     if filtered and "temperature" not in drawn:
         raise OptionError(f"{', '.join(sorted(filtered))}: has no effect without a temperature; give temperature=1.0")
     seed = given.get("seed")
-    sampling = Sampling(**{"temperature": 0.0, **drawn}, seed=secrets.randbits(64) if seed is None else seed)
+    seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
+    sampling = Sampling(**{"temperature": 0.0, **drawn}, seed=seed)
     overflow = given.get("overflow", "error")
     if overflow not in OVERFLOWS:
         raise OptionError(f"overflow={overflow!r:.60}: expected {', '.join(OVERFLOWS)}")

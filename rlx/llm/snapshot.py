@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["restored", "snapshot_of"]
 
-MAGIC = b"RLXTEXT2"
+NAME, FORMAT = b"RLXTEXT", 2
+MAGIC = NAME + b"%d" % FORMAT
 DIGEST = 32  # bytes
 ENDS = 1 << 20  # bytes at the beginning and end of a model's file by which it is known
 
@@ -112,8 +113,14 @@ def restored(llm: LanguageModel, data: bytes, constraint: Constraint | None) -> 
 def _opened(data: bytes) -> tuple[dict[str, Any], memoryview]:
     """Header and rows. Raises `ModelFormatError`."""
     view, start = memoryview(data), len(MAGIC) + 8
-    if len(view) < start + DIGEST or view[: len(MAGIC)] != MAGIC:
-        raise ModelFormatError("restore: these bytes are no snapshot")
+    if len(view) < start + DIGEST or view[: len(NAME)] != NAME:
+        raise ModelFormatError("restore: these bytes are no snapshot, as LanguageModel.snapshot gives")
+    if view[: len(MAGIC)] != MAGIC:
+        other = bytes(view[len(NAME) : len(MAGIC)]).decode("ascii", "replace")
+        raise ModelFormatError(
+            f"restore: this is a snapshot of format {other!r}, and this rlx reads format {FORMAT}: go on with the rlx "
+            "that wrote it, or give the text so far as a prompt"
+        )
     size = int.from_bytes(view[len(MAGIC) : start], "little")
     if hashlib.sha256(view[:-DIGEST]).digest() != view[-DIGEST:] or size > len(view) - start - DIGEST:
         raise ModelFormatError("restore: the snapshot is damaged")

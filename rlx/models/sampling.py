@@ -37,7 +37,7 @@ from rlx.ir.graph import Graph, Value
 from rlx.records import dataclass, field
 from rlx.units import as_int, as_number
 
-__all__ = ["Row", "Sampled", "Sampler", "Sampling"]
+__all__ = ["NUMBERS", "Number", "Row", "Sampled", "Sampler", "Sampling"]
 
 Array = NDArray[Any]
 COLUMNS = (
@@ -45,6 +45,31 @@ COLUMNS = (
     "presence_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_reach",
 )  # fmt: skip
 MAX_TOP_K = 1 << 24  # whole numbers that f32 holds
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of `Sampling`: from `low` to `high`, a whole one where these are ints, and what it does."""
+
+    low: float
+    high: float
+    what: str
+
+
+NUMBERS: Mapping[str, Number] = {
+    "temperature": Number(0.0, math.inf, "Of draws; 0 takes the likeliest token, larger ones make the odds more even."),
+    "top_k": Number(0, MAX_TOP_K, "With a temperature: draw of the likeliest so many; 0 for all."),
+    "top_p": Number(0.0, 1.0, "With a temperature: of the fewest likeliest that have this share."),
+    "min_p": Number(0.0, 1.0, "With a temperature: of those at least this part as likely as the likeliest."),
+    "typical_p": Number(0.0, 1.0, "With a temperature: of the fewest most typical that have this share."),
+    "repetition_penalty": Number(1e-6, math.inf, "Makes the last 64 tokens less likely: divides their logits."),
+    "frequency_penalty": Number(-1e6, 1e6, "Is taken off a logit for each time that its token is among the last 64."),
+    "presence_penalty": Number(-1e6, 1e6, "Is taken off the logits of the last 64 tokens."),
+    "dry_multiplier": Number(0.0, 1e6, "Above 0 makes tokens less likely that would go on with a repetition (DRY)."),
+    "dry_base": Number(1.0, 1e6, "Of DRY: how much more for each token that the repetition is longer."),
+    "dry_allowed_length": Number(1, MAX_TOP_K, "Of DRY: shorter repetitions are let be."),
+    "seed": Number(0, (1 << 64) - 1, "Of draws: equal seeds give equal texts; by chance where none is given."),
+}
 
 
 @dataclass(frozen=True)
@@ -72,17 +97,12 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Raises `OptionError` for a value that is not allowed."""
-        allowed = {
-            "temperature": (0.0, math.inf), "top_k": (0, MAX_TOP_K), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0),
-            "typical_p": (0.0, 1.0), "repetition_penalty": (1e-6, math.inf), "frequency_penalty": (-1e6, 1e6),
-            "presence_penalty": (-1e6, 1e6), "dry_multiplier": (0.0, 1e6), "dry_base": (1.0, 1e6),
-            "dry_allowed_length": (1, MAX_TOP_K), "seed": (0, (1 << 64) - 1),
-        }  # fmt: skip
-        for name, (low, high) in allowed.items():
-            value = as_int(getattr(self, name)) if isinstance(low, int) else as_number(getattr(self, name))
+        for name, number in NUMBERS.items():
+            low, high = number.low, number.high
+            whole, given = isinstance(low, int), getattr(self, name)
+            value = as_int(given) if whole else as_number(given)
             if value is None:
-                wanted = "an int" if isinstance(low, int) else "a number"
-                raise OptionError(f"{name}: expected {wanted}, got {getattr(self, name)!r:.60}")
+                raise OptionError(f"{name}: expected {'an int' if whole else 'a number'}, got {given!r:.60}")
             if not low <= value <= high or value == math.inf:
                 raise OptionError(f"{name}={value}: expected {low:g} to {high:g}")
             object.__setattr__(self, name, value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from rlx.errors import DTypeError, ExecutionError, NameNotFound, OptionError, Sh
 from rlx.ir.adapters import A_SUFFIX, B_SUFFIX, GAIN, NO_ADAPTER
 from rlx.ir.graph import Array, refuse_masked
 from rlx.ir.shape import Size
+from rlx.lazy_imports import sha256
 
 if TYPE_CHECKING:
     from rlx.runtime.compiled import CompiledGraph
@@ -148,7 +148,7 @@ class Adapters(Mapping[str, float]):
         """By what the weights of an adapter are known (SHA-256); computed once."""
         number = self._slot(name)
         if number not in self._digests:
-            sha = hashlib.sha256()
+            sha = sha256()
             for target, arrays in sorted(self._held.get(number, {}).items()):
                 sha.update(target.encode())
                 for array in arrays:

@@ -86,6 +86,8 @@ def test_refusals(path: Path, talking: Path, llm: LanguageModel) -> None:
     for wrong in (b"", b"RLX", data[:-1], data[:60] + b"x" + data[61:]):
         with pytest.raises(ModelFormatError, match=r"no snapshot|damaged"):
             llm.restore(wrong)
+    with pytest.raises(ModelFormatError, match=r"of format '1', and this rlx reads format 2: .* give the text so far"):
+        llm.restore(b"RLXTEXT1" + data[8:])
 
 
 def test_a_smaller_context_ends_the_text(path: Path) -> None:

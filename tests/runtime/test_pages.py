@@ -14,7 +14,7 @@ import pytest
 from fresh_process import in_fresh_process
 
 import rlx
-from rlx.backends.cpu.jit import resident
+from rlx.backends.cpu.jit import resident, single_pages
 from rlx.backends.cpu.runtime import binding, prepare
 from rlx.backends.cpu.runtime.binding import aligned_bytes
 from rlx.estimate.resident import peak_bytes, resident_bytes
@@ -116,12 +116,12 @@ def compile_one(single: bool) -> tuple[bool, int]:
 
     made: Any = jit
     if not single:
-        made.bring_single_pages = lambda path: None
+        made.bring_single_pages = lambda path: False
     adds = "define void @f(ptr %p) { %x = load float, ptr %p %y = fadd float %x, %x store float %y, ptr %p ret void }"
     jit.llvm()
     made.give_back_now_and_then = lambda path: None
     jit.compile_object(adds, optimize=True)
-    return resident.bring_single_pages(jit.library_path()) is not None, resident_of("libllvmlite")
+    return resident.bring_single_pages(jit.library_path()), resident_of("libllvmlite")
 
 
 def test_the_compiler_brings_only_pages_that_it_reads() -> None:
@@ -137,14 +137,72 @@ def test_without_a_watch_pages_come_as_usual(monkeypatch: pytest.MonkeyPatch) ->
     library = "libc.so.6"
     path = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if library in line)
     bring = resident.bring_single_pages.__wrapped__
+    monkeypatch.setattr(single_pages, "_watches", {})
     before = sorted(os.listdir("/proc/self/fd"))
-    assert bring(None) is None
-    assert bring("/no/such/library.so") is None
+    assert not bring(None)
+    assert not bring("/no/such/library.so")
     for name, value in (("WATCH", {}), ("WATCH", {platform.machine(): 100_000}), ("WRITES_GO_ON", 1 << 60)):
         with monkeypatch.context() as change:
-            change.setattr(resident, name, value)
-            assert bring(path) is None
+            change.setattr(single_pages, name, value)
+            change.setattr(single_pages, "_watches", {})
+            assert not bring(path)
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+ROWS = 64  # of a table, each in a page of its own and far from the others
+
+
+def rows_of_a_table(path: str, offset: int, saved: str) -> tuple[bool, list[int], bool]:
+    """Whether pages can come one by one; what rows, and a small param beside, left in memory of their file: of a table
+    that is compiled, of what was saved of it, and of a clone; and whether all of these gave the right rows.
+    """
+    whole = mapped_bytes(path)[offset:]
+    table, scale = whole[: SIZE * SIZE * 4].view(np.float32).reshape(-1, 64), whole[-256:].view(np.float32)
+    g = rlx.Graph("rows")
+    rows = rlx.gather(g.param("table", table.shape, data=table), g.input("i", (ROWS,), "i64"))
+    g.output(rows * g.param("scale", (64,), data=scale), "y")
+    places = np.arange(ROWS) * (len(table) // ROWS)
+    expected = np.fromfile(path, np.float32, offset=offset)
+    expected = expected[: SIZE * SIZE].reshape(-1, 64)[places] * expected[-64:]
+    compiled = rlx.compile(g, device="cpu")
+    compiled.save(saved)
+    left, right = [], True
+    for name, model in ((path, compiled), (saved, rlx.load(saved)), (path, compiled.clone())):
+        for param in model._executable.shared.params.values():  # loading has read what was saved
+            param_file: Any = mapped.mapping_of(param)
+            param_file.madvise(mmap.MADV_DONTNEED)
+        right = right and np.array_equal(model.run([places])[0], expected)
+        left.append(resident_of(name))
+    return single_pages.bring_single_pages([(table.ctypes.data, 1)]), left, right
+
+
+def test_a_table_takes_the_pages_of_rows_that_runs_read(path: str, tmp_path: Path) -> None:
+    able, left, right = in_fresh_process(rows_of_a_table, f"{path}.0", 0, str(tmp_path / "rows.rlxart"))
+    assert right
+    if not able:
+        pytest.skip("the system has no userfaultfd that lets writes go on: Linux before 6.7, or it is filtered")
+    assert max(left) <= (2 * ROWS + 64) * mmap.PAGESIZE  # with tables and code of what was saved
+
+
+def child_that_looks_up(path: str) -> int:
+    """What a forked process brings of a table that its parent has: its watch is one of its own."""
+    table = mapped_bytes(path)[: SIZE * SIZE * 4].view(np.float32).reshape(-1, 64)
+    single_pages.bring_single_pages([(int(table.ctypes.data), table.nbytes)])
+    read, write = os.pipe()
+    if os.fork() == 0:
+        single_pages.bring_single_pages([(int(table.ctypes.data), table.nbytes)])
+        assert table[::1024].sum() != 0
+        os.write(write, resident_of(path).to_bytes(8, "little"))
+        os._exit(0)
+    os.wait()
+    return int.from_bytes(os.read(read, 8), "little")
+
+
+def test_a_forked_process_has_a_watch_of_its_own(path: str) -> None:
+    able, _ = in_fresh_process(compile_one, True)
+    if not able:
+        pytest.skip("the system has no userfaultfd that lets writes go on: Linux before 6.7, or it is filtered")
+    assert in_fresh_process(child_that_looks_up, f"{path}.0") <= 80 * mmap.PAGESIZE
 
 
 def test_a_weight_that_runs_read_is_copied_where_kernels_cannot_read_it(path: str) -> None:

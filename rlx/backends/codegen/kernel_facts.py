@@ -23,6 +23,7 @@ class KernelFacts(Kernel):
         "",
     )  # kind, how, label, names of the nodes whose code can stop a run
     read: tuple[Buffer, ...] = ()
+    named: tuple[Buffer, ...] = ()  # as `looked_up` says
     written: tuple[Buffer, ...] = ()
     replaceable: tuple[Buffer, ...] = ()  # as `in_place_operands` says
     sizes: tuple[str, ...] = ()  # the symbols that its code and words depend on
@@ -41,6 +42,9 @@ class KernelFacts(Kernel):
 
     def reads(self) -> tuple[Buffer, ...]:
         return self.read
+
+    def looked_up(self) -> tuple[Buffer, ...]:
+        return self.named
 
     def writes(self) -> tuple[Buffer, ...]:
         return self.written
@@ -67,6 +71,7 @@ def facts_of(kernel: Kernel) -> KernelFacts:
         **kept,
         shown=(kernel.kind, kernel.how, kernel.label, tested_names(kernel)),
         read=kernel.reads(),
+        named=kernel.looked_up(),
         written=kernel.writes(),
         replaceable=kernel.in_place_operands(),
         sizes=tuple(sorted(mentioned(kernel))) if kernel.kind != "control" else (),

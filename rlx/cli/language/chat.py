@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from rlx.cli.language.chat_commands import COMMANDS, run_command, status
-from rlx.cli.language.options import drawn_options, loaded, loading_options, of_draws
+from rlx.cli.language.options import for_model, loaded, loading_options, taken, writing_options
 from rlx.cli.options import model_argument
 from rlx.cli.show import on_terminal, visible
 from rlx.errors import RlxError
@@ -31,12 +31,12 @@ FENCE = '"""'  # a line of it begins and ends a message of several lines
 @model_argument
 @click.option("--system", help="What the model is told first.")
 @click.option("--max-tokens", "-n", type=click.IntRange(min=1), help="At most so many an answer. Default: what fits.")
-@drawn_options
+@writing_options
 @loading_options
 def chat(model: Path, system: str | None, max_tokens: int | None, **options: Any) -> None:
-    drawn = of_draws(options)
+    given = taken(options)
     llm = loaded(model, options)
-    talk = Conversation(llm, system, max_tokens=max_tokens, **drawn)
+    talk = Conversation(llm, system, max_tokens=max_tokens, **for_model(llm, given))
     person = on_terminal(sys.stdin)
     if person:
         with_line_editing()

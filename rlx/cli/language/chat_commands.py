@@ -13,7 +13,7 @@ from rlx.cli.show import visible
 from rlx.disk import read_regular
 from rlx.errors import OptionError
 from rlx.llm.conversation import Conversation
-from rlx.llm.options import DRAWN
+from rlx.models.sampling import NUMBERS
 from rlx.runtime.memory import Resident
 from rlx.units import bytes_text
 
@@ -87,7 +87,7 @@ def _history(talk: Conversation, rest: str) -> None:
 
 def _set(talk: Conversation, rest: str) -> None:
     name, _, value = rest.partition(" ")
-    known = ("max_tokens", "ignore_eos", *(n for n in DRAWN if n not in ("logit_bias", "dry_breakers")), "seed")
+    known = ("max_tokens", "ignore_eos", *NUMBERS)
     if not name:
         for key, given in talk.options.items():
             click.echo(f"{key} {given}")

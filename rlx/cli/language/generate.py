@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from rlx.cli.language.options import drawn_options, loaded, loading_options, of_draws
+from rlx.cli.language.options import for_model, loaded, loading_options, taken, writing_options
 from rlx.cli.options import json_option, model_argument
 from rlx.cli.show import print_json, visible
 from rlx.llm.generation import Generation
@@ -21,8 +21,8 @@ __all__ = ["generate"]
 @model_argument
 @click.argument("prompt")
 @click.option("--max-tokens", "-n", type=click.IntRange(min=1), default=128, show_default=True, help="At most so many.")
-@click.option("--stop", multiple=True, help="End before this text; repeatable.")
-@drawn_options
+@writing_options
+@click.option("--logprobs", is_flag=True, help="With --json: ln of the probability of each new token.")
 @click.option("--chat", is_flag=True, help="PROMPT is what a user says, in the model's chat template.")
 @click.option("--system", help="With --chat: what the model is told first.")
 @loading_options
@@ -31,7 +31,7 @@ def generate(
     model: Path,
     prompt: str,
     max_tokens: int,
-    stop: tuple[str, ...],
+    logprobs: bool,
     chat: bool,
     system: str | None,
     as_json: bool,
@@ -39,14 +39,17 @@ def generate(
 ) -> None:
     if system is not None and not chat:
         raise click.UsageError("--system goes with --chat")
+    if logprobs and not as_json:
+        raise click.UsageError("--logprobs goes with --json")
     text = sys.stdin.read() if prompt == "-" else prompt
-    drawn = of_draws(options)
+    given = taken(options)
     llm = loaded(model, options)
+    told = {**for_model(llm, given), "logprobs": logprobs}
     if chat:
         first = [] if system is None else [{"role": "system", "content": system}]
-        made = llm.chat([*first, {"role": "user", "content": text}], max_tokens, stop=stop, **drawn)
+        made = llm.chat([*first, {"role": "user", "content": text}], max_tokens, **told)
     else:
-        made = llm.generate(text, max_tokens, stop=stop, **drawn)
+        made = llm.generate(text, max_tokens, **told)
     if as_json:
         print_json(described(llm, "".join(made), made))
         return
@@ -66,6 +69,7 @@ def described(llm: LanguageModel, text: str, made: Generation) -> dict[str, Any]
         "device": llm.model.device,
         "text": text,
         "ids": made.ids,
+        "logprobs": made.logprobs,
         "finish_reason": made.finish_reason,
         "seed": made.seed,
         **vars(stats),

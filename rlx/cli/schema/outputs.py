@@ -250,6 +250,7 @@ class Generate(Output):
     device: str
     text: str
     ids: list[int]  # the new tokens
+    logprobs: list[float] | None  # with --logprobs, of each of these
     finish_reason: str | None  # stop, length or cancelled
     seed: int | None
     prompt_tokens: int

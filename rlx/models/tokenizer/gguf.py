@@ -229,15 +229,12 @@ def _merges(read: _Metadata, numbers: Mapping[str, int]) -> list[tuple[str, str]
     lines = read.array("merges", (str,), MAX_MERGES)
     if lines is None:
         read.fail(f"has no {PREFIX}merges, without which a vocabulary of this kind can't be used")
-    texts = {text: text for text in numbers}  # one object of each: some 10^5 copies would take 10 MB
-    merges = []
-    for line in lines:
-        one, _, other = line.partition(" ")
-        first, second = texts.get(one), texts.get(other)
-        if first is None or second is None or first + second not in numbers:
-            read.fail(f"{PREFIX}merges: {line!r:.80}: its parts, or what they make, are no tokens")
-        merges.append((first, second))
-    return merges
+    known = {text: text for text in numbers}.get  # one object of each: some 10^5 copies would take 10 MB
+    merges = [(known(one), known(other)) for one, _, other in (line.partition(" ") for line in lines)]
+    wrong = next((n for n, pair in enumerate(merges) if None in pair), None)
+    if wrong is not None:
+        read.fail(f"{PREFIX}merges: {lines[wrong]!r:.80}: its parts are no tokens")
+    return merges  # type: ignore[return-value]  # that pairs make tokens is what the library sees to
 
 
 def _sentence_pieces(read: _Metadata, vocabulary: _Vocabulary) -> _Built:

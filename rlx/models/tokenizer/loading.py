@@ -12,6 +12,7 @@ from rlx.heap import give_back_heap
 from rlx.importers.gguf import GgufFile, read_gguf
 from rlx.models.tokenizer.gguf import tokenizer_of_metadata
 from rlx.models.tokenizer.tokenizer import Tokenizer
+from rlx.progress import seldom_collected
 
 __all__ = ["load"]
 
@@ -22,7 +23,8 @@ def load(source: str | os.PathLike[str] | GgufFile | Mapping[str, Any]) -> Token
     Raises `ModelFormatError` for files that are malformed or of a kind that is not known, `DeviceUnavailable` where the
     library `tokenizers` is missing.
     """
-    made = _loaded(source)
+    with seldom_collected:  # some 10^5 pairs and texts, none of which is garbage
+        made = _loaded(source)
     give_back_heap()  # what the library was given: as much again as it keeps
     return made
 

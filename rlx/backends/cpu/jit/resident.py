@@ -1,7 +1,7 @@
 """What the compiler needs of memory, kept small: pages of LLVM's library, and what its allocator has freed.
 
 Of the library's 160 MB a compilation reads 19, page by page. The system brings 16 pages for each that is touched, which
-makes 44 of them, but not where a mapping is watched by userfaultfd. Nobody needs any of them after compiling. Pages
+makes 44 of them, but not where it is told otherwise (`single_pages`). Nobody needs any of them after compiling. Pages
 that nobody can write are as they are in the file, so that they can go at any time, and come back when they are touched
 (some 4 ms for those of a whole compilation).
 """
@@ -11,11 +11,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
-import os
-import platform
-import struct
 import sys
 import time
+
+from rlx.backends.cpu.jit import single_pages
 
 __all__ = ["bring_single_pages", "give_back_library", "give_back_now_and_then"]
 
@@ -23,13 +22,6 @@ EVERY = 0.5  # seconds of compiling after which pages go that are not in use jus
 LOAD, DYNAMIC = 1, 2  # kinds of segments
 WRITABLE = 2
 TEXT_RELOCATIONS, FLAGS, TEXT_RELOCATIONS_FLAG = 22, 30, 4  # of the dynamic section
-
-# userfaultfd(2) and <linux/userfaultfd.h>
-WATCH = {"x86_64": 323, "aarch64": 282}  # numbers of the system call
-OF_USER_CODE = 1  # UFFD_USER_MODE_ONLY, which needs no privilege
-BEGIN, REGISTER = 0xC018AA3F, 0xC020AA00  # UFFDIO_API, UFFDIO_REGISTER
-API, WRITES_GO_ON = 0xAA, 1 << 15  # UFFD_FEATURE_WP_ASYNC: of any mapping, since Linux 6.7
-WRITES = 1 << 1  # UFFDIO_REGISTER_MODE_WP
 
 _last = [0.0]  # when pages went
 
@@ -97,29 +89,12 @@ def _changes_text(dynamic: int) -> bool:
 
 
 @functools.cache
-def bring_single_pages(path: str | None) -> int | None:
+def bring_single_pages(path: str | None) -> bool:
     """Has the system bring only those pages of a loaded library that are touched, for as long as the process lives.
 
-    They are watched for writes, which nobody can make there, so that nothing else changes: a page costs its 0.3 us more
-    often. Returns the file descriptor of the watch; None where the system has none such (before Linux 6.7, under
-    filters of system calls), and all is as usual.
+    Nobody can write there. Returns whether the system does so.
     """
-    number = WATCH.get(platform.machine())
-    if path is None or number is None or not unwritable(path):
-        return None
-    from fcntl import ioctl
-
-    watch = int(ctypes.CDLL(None).syscall(number, os.O_CLOEXEC | OF_USER_CODE))
-    if watch < 0:
-        return None
-    try:
-        ioctl(watch, BEGIN, struct.pack("QQQ", API, WRITES_GO_ON, 0))
-        for start, size in unwritable(path):
-            ioctl(watch, REGISTER, struct.pack("QQQQ", start, size, WRITES, 0))
-    except OSError:
-        os.close(watch)
-        return None
-    return watch
+    return path is not None and single_pages.bring_single_pages(unwritable(path))
 
 
 def give_back_library(path: str | None) -> None:

@@ -114,6 +114,7 @@ def restore_image(image: Image, options: CompileOptions) -> tuple[CpuExecutable,
             tables.prepared,
         )
         shared.params.update(tables.params)
+        shared.watch_tables()
         if tables.plan is not None:
             shared.spans = tables.plan, tables.spans
         return CpuExecutable(shared, tables.schedule, tables.plan), tables.source

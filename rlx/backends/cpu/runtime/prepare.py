@@ -54,6 +54,7 @@ def pack_outdated(shared: Shared) -> None:
     shared.prepared = True
     shared.dirty.clear()
     _drop_packed(shared, needed)
+    shared.watch_tables()
 
 
 def _run(shared: Shared, phases: Sequence[Phase]) -> None:

@@ -48,7 +48,8 @@ rlx.kernels.program
     Extents sizes:((Symbol,Size|Flow)) checks:(Guard)
 rlx.backends.codegen.kernel_facts
     KernelFacts name:str host:Node|none operands:(Buffer) results:(Buffer) mark:Mark|none extents:Extents|none
-        makes:(Symbol) role:str shown:(str,str,str,str) read:(Buffer) written:(Buffer) replaceable:(Buffer) sizes:(str)
+        makes:(Symbol) role:str shown:(str,str,str,str) read:(Buffer) named:(Buffer) written:(Buffer)
+        replaceable:(Buffer) sizes:(str)
 rlx.kernels.experts
     ExpertWeight name:str source:Buffer panels:Buffer table:Buffer transposed:bool routine:str
     ExpertLayer name:str experts:int top_k:int rows:Size block:Buffer weights:[ExpertWeight]

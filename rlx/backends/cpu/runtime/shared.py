@@ -24,7 +24,7 @@ from rlx.backends.cpu.runtime.concurrent_phases import Span, spans
 from rlx.backends.granted import run_threads
 from rlx.ir.dtype import pack
 from rlx.ir.graph import Array, Graph
-from rlx.ir.mapped import copied, lies_in_file, read_in_place
+from rlx.ir.mapped import copied, lies_in_file, mapping_of, read_in_place
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Program
 from rlx.options import CompileOptions
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from rlx.backends.cpu.runtime.residency import Mask, Residency
 
 __all__ = ["Shared", "timeline"]
+
+BROUGHT = 64 << 10  # bytes around a page that Linux brings with it
 
 
 class Shared:
@@ -172,6 +174,19 @@ class Shared:
             return True
         experts = self.residency.weights.values() if self.program.experts else ()
         return lies_in_file(array) and all(weight.source.base is not param for weight in experts)
+
+    def watch_tables(self) -> None:
+        """Of params in mapped files of which runs read rows, the system brings only those pages that are touched.
+
+        So it does of small ones, which lie between those that have been packed.
+        """
+        named = {root for phase in self.run.phases for root in phase.kernel.looked_up()}
+        there = {root: a for root, a in self.params.items() if mapping_of(a) is not None}
+        few = [(int(a.ctypes.data), a.nbytes) for root, a in there.items() if root in named or a.nbytes < BROUGHT]
+        if few:
+            from rlx.backends.cpu.jit.single_pages import bring_single_pages
+
+            bring_single_pages(few)
 
     def address(self, buffer: Buffer) -> int:
         """The address of a param, constant or prepared root buffer."""
