@@ -111,6 +111,7 @@ class Fuser(StateWrites):
         self.static = static_values(graph)
         self.order, self.versions = order_states(graph)
         self.last = last_readers(graph, self.order)
+        self.homes: dict[Value, Buffer] = {}  # of results of a round: the rows in which they are made
         self.fresh = count()
         self.names: dict[str, int] = {}
         self.known = {s.name for v in graph.inputs for size in v.shape for s in symbols(size)}  # sizes, by now
@@ -493,7 +494,7 @@ class Fuser(StateWrites):
         return Buffer(name, root.kind, value.shape, value.dtype, None, None, root.base, offset, wide=root.wide)
 
     def emit_pieces(self, value: Value, pieces: list[Piece]) -> Buffer:
-        buffer = self.new_buffer(value)
+        buffer = self.place_for(value)
         self.append(self.pieces_kernel(value, pieces, buffer), value in self.static)
         return buffer
 
@@ -511,7 +512,7 @@ class Fuser(StateWrites):
         return Kernel(kernel_name(nodes), tuple(stores), nodes=nodes)
 
     def emit_pending(self, value: Value, p: _Pending, into: Buffer | None = None) -> Buffer:
-        buffer = self.new_buffer(value) if into is None else into
+        buffer = self.place_for(value) if into is None else into
         self.buffers[value] = buffer
         self.append(self.pending_kernel(p, buffer), value in self.static)
         return buffer
@@ -569,6 +570,14 @@ class Fuser(StateWrites):
         buffer = Buffer(self.unique(value.name or "t"), kind, value.shape, value.dtype, wide=wide)
         self.buffers[value] = buffer
         return buffer
+
+    def place_for(self, value: Value) -> Buffer:
+        """The row that the value is a result for, else a new buffer."""
+        home = self.homes.get(value)
+        if home is None or value in self.static:
+            return self.new_buffer(value)
+        self.buffers[value] = home
+        return home
 
     def append(self, kernel: Kernel, static: bool) -> None:
         (self.program.prepare if static else self.program.run).append(kernel)

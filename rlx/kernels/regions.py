@@ -8,7 +8,7 @@ one any more, else copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -71,8 +71,13 @@ def _inside(fuser: Fuser) -> Iterator[None]:
     fuser.buffers, fuser.copies, fuser.known, fuser.waiting = kept, copies, known, waiting
 
 
-def _enter(fuser: Fuser, region: Graph, given: Sequence[Value]) -> list[Value]:
-    """Places the nodes of a region over the values given for its inputs; the values of its results."""
+def _enter(
+    fuser: Fuser, region: Graph, given: Sequence[Value], rows: Mapping[int, Buffer] | None = None
+) -> list[Value]:
+    """Places the nodes of a region over the values given for its inputs; the values of its results.
+
+    Results whose numbers are in `rows` are written there by what makes them, wherever else they are read.
+    """
     values = dict(zip(region.inputs, given, strict=True))
     for constant in region.constants:
         values[constant] = constant
@@ -91,6 +96,10 @@ def _enter(fuser: Fuser, region: Graph, given: Sequence[Value]) -> list[Value]:
     for used in (*(set(node.inputs) for node in nodes), set(results)):
         for value in used:
             fuser.users[value] = fuser.users.get(value, 0) + 1
+    made = {v for node in nodes if not node.regions for v in node.outputs}
+    for number, row in (rows or {}).items():
+        if results[number] in made and not is_narrow(row.dtype):
+            fuser.homes.setdefault(results[number], row)
     for node in nodes:
         fuser.place(node)
     return results
@@ -103,8 +112,8 @@ def _mark(fuser: Fuser, node: Node, flow: Flow, part: str, test: Buffer | None =
 def _write(fuser: Fuser, value: Value, target: Buffer, *, own: bool) -> None:
     """Writes the value to the buffer. `own`: nobody else needs it elsewhere, so it may live there."""
     fresh = value not in fuser.buffers and own and fuser.users[value] == 1 and value not in fuser.static
-    if not fresh:
-        fuser.materialise(value)
+    if not fresh and fuser.materialise(value) is target:
+        return
     fuser.program.run.append(fuser.kernel_into(value, target))
     if fresh:
         fuser.buffers[value] = target
@@ -174,10 +183,11 @@ def _place_loop(fuser: Fuser, node: Node, loop: _Shape) -> None:
             (go_on,) = _enter(fuser, loop.cond, [*current, *captured])
             _mark(fuser, node, flow, "while", fuser.materialise(go_on))
     with _inside(fuser):
-        results = _enter(fuser, loop.body, [*current, *rows, *captured])
+        places = {n: _row(fuser, held[n], at) for n in range(loop.carries, len(held))}
+        results = _enter(fuser, loop.body, [*current, *rows, *captured], places)
         outside = {*current, *rows, *captured}
-        for value, stacked in zip(results[loop.carries :], held[loop.carries :], strict=True):
-            _write(fuser, value, _row(fuser, stacked, at), own=value not in outside)
+        for number, place in places.items():
+            _write(fuser, results[number], place, own=results[number] not in outside)
         _update(fuser, results[: loop.carries], current, held)
     _mark(fuser, node, flow, "next")
     _mark(fuser, node, flow, "end")

@@ -10,6 +10,7 @@ from rlx.passes.cse import cse
 from rlx.passes.dce import dce
 from rlx.passes.fold import fold
 from rlx.passes.fold_batch_norm import fold_batch_norm
+from rlx.passes.join_scans import join_scans
 from rlx.passes.layout import layout
 from rlx.passes.raise_activation import raise_activation
 from rlx.passes.raise_attention import raise_attention
@@ -18,6 +19,7 @@ from rlx.passes.raise_integer import raise_integer
 from rlx.passes.raise_norm import raise_norm
 from rlx.passes.raise_softmax import raise_softmax
 from rlx.passes.rewrite import inside_regions
+from rlx.passes.scan_rows import scan_rows
 from rlx.passes.split_complex import split_complex
 from rlx.passes.split_pools import split_pools
 from rlx.progress import report
@@ -35,7 +37,9 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("raise_activation", raise_activation),  # before algebra, which would draw the numbers after one into it
     ("algebra", algebra),
     ("cse", cse),
+    ("scan_rows", scan_rows),
     ("dce", dce),
+    ("join_scans", join_scans),  # after cse, which finds that what they start with is the same
     ("raise_norm", raise_norm),
     ("raise_activation", raise_activation),  # again, for those that algebra made visible
     ("raise_softmax", raise_softmax),

@@ -1,13 +1,14 @@
 """Common subexpressions: nodes that compute the same become one.
 
-The same op with the same attributes over the same values is meant, bit for bit; of commutative ops in either order.
+The same op with the same attributes, and the very same regions, over the same values is meant, bit for bit; of
+commutative ops in either order. What an op gives back as it is, is the op's input.
 """
 
 from __future__ import annotations
 
 from rlx.ir.graph import Graph, Value
 from rlx.ir.literal import content_hash, end_bytes, format_attribute, same_bytes
-from rlx.ops.elementwise import Add, And, Equal, Maximum, Minimum, Mul, NotEqual, Or, Xor
+from rlx.ops.elementwise import Add, And, Equal, Identity, Maximum, Minimum, Mul, NotEqual, Or, Xor
 from rlx.passes.rewrite import Site, copy_node, joined, rewrite
 
 __all__ = ["cse"]
@@ -26,14 +27,19 @@ def cse(graph: Graph) -> Graph:
     constants: dict[Key, list[Value]] = {}
 
     def visit(site: Site) -> tuple[Value, ...] | None:
-        if site.node.regions:
-            return None
+        if isinstance(site.op, Identity):
+            return site.inputs
         inputs = tuple(_first(v, constants) if v.kind == "const" else v for v in site.inputs)
         ids = [id(v) for v in inputs]
         if isinstance(site.op, COMMUTATIVE):
             ids.sort()
         attributes = site.op.attributes().items()
-        key = (site.op.op_name, *((name, format_attribute(value)) for name, value in attributes), *ids)
+        key = (
+            site.op.op_name,
+            *((name, format_attribute(value)) for name, value in attributes),
+            *ids,
+            *map(id, site.node.regions),
+        )
         if key in seen:
             first = seen[key][0].node
             assert first is not None

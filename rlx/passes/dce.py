@@ -1,4 +1,8 @@
-"""Dead code: nodes and constants that nothing needs are left out. No value changes; needs are read off the graph."""
+"""Dead code: nodes and constants that nothing needs are left out. No value changes; needs are read off the graph.
+
+Of scans that are needed in part, what remains is what their results need that are: rows that nobody reads go, carries
+that only feed themselves, and inputs that no round reads.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ from collections.abc import Iterable
 
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Size, Symbol, symbols
+from rlx.ops.control import Scan
 from rlx.passes.rewrite import copy_leaves, copy_node, finish
+from rlx.records import dataclass, replace
 
 __all__ = ["dce"]
 
@@ -17,12 +23,15 @@ def dce(graph: Graph) -> Graph:
     A node is needed too where its result has a data-dependent dim that a needed node depends on. Guards over dims that
     no node makes any more are dropped: nothing depends on them.
     """
-    leaves = {s for v in (*graph.inputs, *graph.params, *graph.states) for s in _symbols(v.shape)}
+    leaves = _leaf_symbols(graph)
     made = {node: _made_symbols(node, leaves) for node in graph.nodes}
     live = _live_nodes(graph, made)
     new, values = copy_leaves(graph)
     for node in graph.nodes:
-        if node in live:
+        part = live.get(node)
+        if part is not None:
+            _add_part(new, node, part, values)
+        elif node in live:
             values.update(zip(node.outputs, copy_node(new, node, [values[v] for v in node.inputs]), strict=True))
     used = {v for node in new.nodes for v in node.inputs}
     finish(graph, new, values)
@@ -35,17 +44,72 @@ def dce(graph: Graph) -> Graph:
     return new
 
 
-def _live_nodes(graph: Graph, made: dict[Node, set[Symbol]]) -> set[Node]:
+@dataclass(frozen=True)
+class _Part:
+    """The inputs and outputs of a scan, by number, that what is needed of it reads and makes."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def _live_nodes(graph: Graph, made: dict[Node, set[Symbol]]) -> dict[Node, _Part | None]:
+    """The nodes that are needed, and of scans which part is; None: the whole node."""
     needed: set[Value] = {o.value for o in graph.outputs} | set(graph.updates.values())
     dims = {s for v in needed for s in _symbols(v.shape)}
-    live: set[Node] = set()
+    live: dict[Node, _Part | None] = {}
     for node in reversed(graph.nodes):
         if needed.isdisjoint(node.outputs) and dims.isdisjoint(made[node]):
             continue
-        live.add(node)
-        needed.update(node.inputs)
+        part = live[node] = None if made[node] or not isinstance(node.op, Scan) else _part(node, needed)
+        needed.update(node.inputs if part is None else (node.inputs[i] for i in part.inputs))
         dims.update(_dims_of(node))
     return live
+
+
+def _part(node: Node, needed: set[Value]) -> _Part | None:
+    """What is needed of a scan: with a carry also what makes it in a round. None: all of it."""
+    (body,), carries = node.regions, node.op.carries  # type: ignore[attr-defined]
+    outputs = {i for i, v in enumerate(node.outputs) if v in needed}
+    while True:
+        chosen = replace(body, outputs=[o for i, o in enumerate(body.outputs) if i in outputs])
+        live = _live_nodes(chosen, {inner: _made_symbols(inner, _leaf_symbols(body)) for inner in body.nodes})
+        read = {o.value for o in chosen.outputs}
+        for inner, part in live.items():
+            read.update(inner.inputs if part is None else (inner.inputs[i] for i in part.inputs))
+        more = {i for i in range(carries) if body.inputs[i] in read} - outputs
+        if not more:
+            break
+        outputs |= more
+    inputs = [i for i, v in enumerate(body.inputs) if (i in outputs if i < carries else v in read)]
+    if len(inputs) == len(node.inputs) and len(outputs) == len(node.outputs):
+        return None
+    return _Part(tuple(inputs), tuple(sorted(outputs)))
+
+
+def _add_part(new: Graph, node: Node, part: _Part, values: dict[Value, Value]) -> None:
+    """Adds the part of a scan; `values` learns its outputs."""
+    (body,), op = node.regions, node.op
+    assert isinstance(op, Scan)
+    small = dce(replace(body, outputs=[body.outputs[i] for i in part.outputs]))
+    small.inputs = [small.inputs[i] for i in part.inputs]
+    carries = sum(i < op.carries for i in part.outputs)
+    scanned = sum(op.carries <= i < op.carries + op.scanned for i in part.inputs)
+    length = op.length
+    if length is None and not scanned:
+        length = node.inputs[op.carries].shape[0]
+    made = new.add(
+        replace(op, carries=carries, scanned=scanned, length=length),
+        *(values[node.inputs[i]] for i in part.inputs),
+        provenance=node.provenance,
+        regions=[small],
+    )
+    for i, value in zip(part.outputs, made, strict=True):
+        value.name = node.outputs[i].name
+        values[node.outputs[i]] = value
+
+
+def _leaf_symbols(graph: Graph) -> set[Symbol]:
+    return {s for v in (*graph.inputs, *graph.params, *graph.states) for s in _symbols(v.shape)}
 
 
 def _made_symbols(node: Node, leaves: set[Symbol]) -> set[Symbol]:

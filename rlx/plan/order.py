@@ -18,14 +18,16 @@ __all__ = ["peak_of", "reorder", "usual_extents"]
 
 _WORK = 30_000  # partial orders that are looked at, as far as the search may choose: some 0.2 s
 _WIDEST = 16  # partial orders that are kept at each step
+_IN_CACHE = 256 << 10  # bytes that may be made between a result and its reader, which then still finds it in a cache
+_NEAR_BY = 16  # kernels between them
 _NEXT = 32  # kernels that are looked at as the next of a partial order, by each of two lists
 
 
 def reorder(program: Program, extents: Mapping[str, int]) -> Program:
     """The program with `run` in the topological order of least peak memory that was found; itself if none is lower.
 
-    Nothing else changes. Sizes are taken at `extents`. An order costs no speed: as many kernels as before run right
-    after one whose result they read, which is then still in cache. Deterministic: the search is bounded by a count,
+    Nothing else changes. Sizes are taken at `extents`. An order costs no speed: as many kernels as before run so soon
+    after one whose result they read that it is still in cache. Deterministic: the search is bounded by a count,
     not by time.
     """
     if len(program.run) < 3 or any(kernel.kind == "control" or kernel.makes for kernel in program.run):
@@ -36,7 +38,7 @@ def reorder(program: Program, extents: Mapping[str, int]) -> Program:
         return program  # no order is lower than the kernel that needs the most
     best = program
     for order in (work.early(), work.search()):
-        if work.breaks(order) > work.breaks(range(len(program.run))):
+        if work.far(order) > work.far(range(len(program.run))):
             continue
         found = replace(program, run=[program.run[number] for number in order])
         lowest = peak_of(found, extents)
@@ -162,19 +164,41 @@ class _Work:
         then end. The search does not look that far ahead in a long program.
         """
         count = len(self.before)
-        ends = [False] * count  # kernels from which a chain leads to an output and nowhere else
+        end = list(range(count))  # by kernel the last of its chain, where that leads to an output and nowhere else
+        ends = [False] * count
         for number in reversed(range(count)):
             after = self.after[number]
             ends[number] = not after or (len(after) == 1 and ends[after[0]])
+            if after and ends[number]:
+                end[number] = end[after[0]]
         place = list(range(count))
+        for number in range(count):  # a chain as a whole: what its first kernels read may be there long before
+            place[end[number]] = -1 if ends[number] else number
         for number in range(count):
             if ends[number]:
-                place[number] = max((place[n] for n in self.before[number]), default=-1)
-        return sorted(range(count), key=lambda number: (place[number], ends[number], number))
+                others = (place[end[n]] for n in self.before[number] if end[n] != end[number])
+                place[end[number]] = max(place[end[number]], *others, -1)
+        return sorted(range(count), key=lambda number: (place[end[number]], ends[number], number))
 
     def breaks(self, order: Sequence[int]) -> int:
         """How many kernels of an order do not read what the one before has made."""
         return sum(not set(self.made[one]) & set(self.read[two]) for one, two in pairwise(order))
+
+    def far(self, order: Sequence[int]) -> int:
+        """How many kernels of an order read nothing that was made so shortly before that it is still in cache."""
+        found = 0
+        for place, number in enumerate(order):
+            read, since = set(self.read[number]), 0
+            for earlier in reversed(order[max(place - _NEAR_BY, 0) : place]):
+                if not read.isdisjoint(self.made[earlier]):
+                    break
+                since += sum(self.sizes[b] for b in self.made[earlier])
+                if since > _IN_CACHE:
+                    found += 1
+                    break
+            else:
+                found += place > 0
+        return found
 
     def search(self) -> list[int]:
         """The best order that the beam finds."""

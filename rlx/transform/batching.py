@@ -173,7 +173,7 @@ class _Batched:
         graph = open_frame().graph
         start = len(graph.nodes)
         rows = [Value(graph, _row(v), "input", "") if b else v for v, b in zip(inputs, batched, strict=True)]
-        results, _ = inlined(region, rows)
+        results, *_ = inlined(region, rows)
         inner = _Batched(self.size, {row: v for row, v, b in zip(rows, inputs, batched, strict=True) if b}, self.name)
         inner.add(inner.taken(start))
         return [(inner.whole(v), v in inner.values) for v in results]

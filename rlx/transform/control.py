@@ -1,15 +1,18 @@
 """Derivatives of control flow: branches, loops over rows, and (forwards) loops that data end.
 
-Backwards, a branch is computed again where its gradient is; a scan keeps the carries before each round and goes through
-them from the end.
+Backwards, a branch is computed again where its gradient is. A scan keeps what a round can't be taken back without, and
+what takes long to compute again: the carries before each round, and the results of products and scalar functions. All
+else that its gradient needs is computed again, round by round from the end. What is kept comes out of a second scan,
+which the pass `join_scans` finds to be the first one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx.ir.graph import Graph, Node, Value
+from rlx.ir.shape import symbols
 from rlx.ops.base import apply
 from rlx.ops.contract import MatMul
 from rlx.ops.control import If, Scan, While
@@ -21,15 +24,24 @@ from rlx.trace.control import cond, scan, while_loop
 Tangents = Sequence[Value | None]
 
 
-def inlined(region: Graph, inputs: Sequence[Value]) -> tuple[list[Value], list[Node]]:
-    """The results of a region on these values, in the open graph, and the nodes that this takes."""
+# of which ops a scan keeps the results for its gradient, where that reads them
+KEPT = frozenset(("attention", "conv", "conv_transpose", "einsum", "gemm", "grouped_matmul", "matmul"))
+KEPT |= {"cos", "erf", "exp", "log", "normal_cdf", "pow", "rsqrt", "sigmoid", "sin", "sqrt", "tanh"}
+
+
+def inlined(
+    region: Graph, inputs: Sequence[Value], kept: Mapping[Value, Value] | None = None
+) -> tuple[list[Value], list[Node], dict[Value, Value]]:
+    """The results of a region on these values, in the open graph, the nodes that this takes, and what values became.
+
+    Values of the region that are `kept` are not computed.
+    """
     frame = open_frame()
     values: dict[Value, Value] = dict(zip(region.inputs, inputs, strict=True))
     for const in region.constants:
         values[const] = frame.array(const.data)
-    start = len(frame.graph.nodes)
-    replay(region.nodes, values)
-    return [values[o.value] for o in region.outputs], frame.graph.nodes[start:]
+    nodes = replay(region.nodes, values, kept=kept)
+    return [values[o.value] for o in region.outputs], nodes, values
 
 
 def _own(values: Sequence[Value]) -> list[Value]:
@@ -38,12 +50,18 @@ def _own(values: Sequence[Value]) -> list[Value]:
     return [frame.own(v) for v in values]
 
 
-def _pulled(region: Graph, inputs: Sequence[Value], cotangents: Tangents, wanted: Sequence[int]) -> list[Value]:
+def _pulled(
+    region: Graph,
+    inputs: Sequence[Value],
+    cotangents: Tangents,
+    wanted: Sequence[int],
+    kept: Mapping[Value, Value] | None = None,
+) -> list[Value]:
     """The cotangents of the inputs `wanted` of a region, zeros where nothing depends on one."""
     from rlx.ops import identity
 
     inputs = [identity(v) for v in inputs]
-    results, nodes = inlined(region, inputs)
+    results, nodes, _ = inlined(region, inputs, kept)
     seeds: dict[Value, Value] = {}
     for value, ct in zip(results, cotangents, strict=True):
         if ct is not None and is_smooth(value):
@@ -57,7 +75,7 @@ def _pushed(region: Graph, inputs: Sequence[Value], tangents: dict[int, Value]) 
     from rlx.ops import identity
 
     inputs = [identity(v) for v in inputs]
-    results, nodes = inlined(region, inputs)
+    results, nodes, _ = inlined(region, inputs)
     known = {inputs[i]: t for i, t in tangents.items()}
     push(nodes, known)
     return results, [known[v] if v in known else zeros(v) for v in results if is_smooth(v)]
@@ -131,25 +149,46 @@ def _factors(ct: Value) -> tuple[Value, Value] | None:
     return (x, right) if rows * (m + n) < m * n else None
 
 
+def _worth_keeping(node: Node) -> list[Value]:
+    """The values of a scan's body that differ from round to round and take long to compute, of sizes known before."""
+    op: Any = node.op
+    body = node.regions[0]
+    varies = set(body.inputs[: op.carries + op.scanned])
+    known = {s.name for v in body.inputs for size in v.shape for s in symbols(size)}
+    found: list[Value] = []
+    for inner in body.nodes:
+        if varies.isdisjoint(inner.inputs):
+            continue
+        varies.update(inner.outputs)
+        fixed = all(s.name in known for v in inner.outputs for size in v.shape for s in symbols(size))
+        if inner.op.op_name in KEPT and fixed and all(is_smooth(v) for v in inner.outputs):
+            found += inner.outputs
+    return found
+
+
 class _Scan:
     """Rows of tangents go along; cotangents go back through the carries before each round, which are kept for it."""
 
-    def _carries_before(self, node: Node) -> tuple[Any, ...]:
-        """Each carry before each round, stacked."""
+    def _kept(self, node: Node) -> tuple[tuple[Value, ...], dict[Value, Value]]:
+        """Each carry before each round, stacked, and so the values of the body that are kept."""
         op: Any = node.op
         carries, rows, captured = _rounds(node)
+        wanted = _worth_keeping(node)
+        if not carries and not wanted:
+            return (), {}
 
         def body(carry: Any, row: Any) -> Any:
-            results, _ = inlined(node.regions[0], [*carry, *(row or ()), *_own(captured)])
-            return tuple(results[: op.carries]), carry
+            results, _, values = inlined(node.regions[0], [*carry, *(row or ()), *_own(captured)])
+            return tuple(results[: op.carries]), (carry, tuple(values[v] for v in wanted))
 
-        kept = scan(body, tuple(carries), tuple(rows) if rows else None, length=op.length, reverse=op.reverse)
-        return tuple(kept[1])
+        length = None if rows else op.length
+        _, (before, kept) = scan(body, tuple(carries), tuple(rows) or None, length=length, reverse=op.reverse)
+        return tuple(before), dict(zip(wanted, kept, strict=True))
 
     def vjp(self, node: Node, cotangents: Tangents, flags: Sequence[bool]) -> Tangents:
         op: Any = node.op
         carries, rows, captured = _rounds(node)
-        before = self._carries_before(node) if carries else ()
+        before, kept = self._kept(node)
         first, moved, fixed = op.carries, [], []
         for i, flag in enumerate(flags):
             if flag and i >= first + op.scanned:
@@ -164,14 +203,15 @@ class _Scan:
 
         def body(carry: Any, row: Any) -> Any:
             of_carries, sums = carry
-            values, own_rows, of_rows = row
+            values, own_rows, of_rows, own_kept = row
             given: list[Value | None] = [None] * len(cotangents)
             for i, ct in zip(smooth, of_carries, strict=True):
                 given[i] = ct
             for (k, _), ct in zip(stacked, of_rows, strict=True):
                 given[first + k] = ct
             inputs = [*values, *own_rows, *_own(captured)]
-            found = _pulled(node.regions[0], inputs, given, [*smooth, *moved, *fixed])
+            there = dict(zip(kept, own_kept, strict=True))
+            found = _pulled(node.regions[0], inputs, given, [*smooth, *moved, *fixed], there)
             n, m = len(smooth), len(smooth) + len(moved)
             of_fixed = dict(enumerate(found[m:]))
             may_be_late[:] = [k for k, ct in of_fixed.items() if _factors(ct) is not None]
@@ -179,7 +219,7 @@ class _Scan:
             added = tuple(a + b for a, b in zip(sums, of_fixed.values(), strict=True))
             return (tuple(found[:n]), added), (tuple(found[n:m]), pairs)
 
-        rows_in = (before, tuple(rows), tuple(ct for _, ct in stacked))
+        rows_in = (before, tuple(rows), tuple(ct for _, ct in stacked), tuple(kept.values()))
         length = op.length if not (before or rows or stacked) else None
 
         def rounds() -> Any:

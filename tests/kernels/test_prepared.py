@@ -114,3 +114,36 @@ def test_unequal_forms_stay_apart() -> None:
     model.set_params(values)
     inputs = inputs_of(g)
     compare_results(run_graph(g, inputs), dict(model(inputs)), tolerances(g))
+
+
+@pytest.mark.parametrize("rows", [(48, 48), (48, 20)])
+def test_an_operand_of_a_run_is_packed_once_for_products_of_any_rows(rows: tuple[int, int]) -> None:
+    g = Graph("run")
+    a, b, w = g.input("a", (rows[0], 32)), g.input("b", (rows[1], 32)), g.input("w", (32, 64))
+    g.output(a @ rlx.tanh(w), "x")
+    g.output(b @ rlx.tanh(w), "y")
+    g.output(b @ rlx.sin(w), "z")
+    model = rlx.compile(g, device="cpu", threads=1)
+    assert len([k for k in program_of(model).run if k.name == "pack b"]) == 2
+    inputs = inputs_of(g)
+    compare_results(run_graph(g, inputs), dict(model(inputs)), tolerances(g))
+
+
+def test_an_operand_is_packed_again_in_a_loop_and_after_it_has_changed() -> None:
+    g = Graph("loop")
+    a, w = g.input("a", (48, 64)), g.input("w", (64, 64))
+
+    def body(w: Value, _: Value) -> tuple[Value, Value]:
+        made = a @ w
+        return w + made[:1], b_of(a) @ w
+
+    def b_of(a: Value) -> Value:
+        return rlx.sin(a)
+
+    last, rows = rlx.scan(body, w, None, length=3)
+    for name, value in (("last", last), ("rows", rows), ("after", a @ last), ("also", b_of(a) @ last)):
+        g.output(value, name)
+    model = rlx.compile(g, device="cpu", threads=1)
+    assert len([k for k in program_of(model).run if k.name == "pack b"]) == 2
+    inputs = {"a": np.ones((48, 64), "f") / 64, "w": np.eye(64, dtype="f") / 8}
+    compare_results(run_graph(g, inputs), dict(model(inputs)), tolerances(g))

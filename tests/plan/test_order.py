@@ -130,6 +130,49 @@ def test_copies_to_outputs_come_early_in_a_program_too_long_for_the_search() -> 
     assert peak_of(reorder(program, {}), {}) < 0.75 * peak_of(program, {})
 
 
+def backward(count: int) -> Program:
+    """Layers whose gradients are read by two chains each, one of two kernels that starts with what was made before all.
+
+    All chains to outputs come at the end, as fusion leaves them; gradients then live until there.
+    """
+    x = Buffer("x", "input", (16,), F32)
+    forward = [made("f0", 40_000, [x])]
+    for n in range(1, count):
+        forward.append(made(f"f{n}", 40_000, [forward[-1][0]]))
+    gradients = [made(f"g{count - 1}", 40_000, [forward[-1][0]])]
+    for n in reversed(range(count - 1)):
+        gradients.append(made(f"g{n}", 40_000, [gradients[-1][0], forward[n][0]]))
+    ends: list[tuple[Buffer, Kernel]] = []
+    for n, (f, _), (g, _) in zip(reversed(range(count)), reversed(forward), gradients, strict=True):
+        copied = made(f"copy{n}", 44_000, [f])
+        ends += [made(f"sum{n}", 16, [g]), copied, made(f"weight{n}", 160, [copied[0], g])]
+    outputs = [(b.name, b) for b, _ in ends if not b.name.startswith("copy")]
+    kernels = [kernel for _, kernel in (*forward, *gradients, *ends)]
+    return Program("backward", inputs=[x], outputs=outputs, run=kernels)
+
+
+def test_chains_to_outputs_come_as_a_whole_right_behind_what_they_read_last() -> None:
+    """Not where the first of their kernels could run: in the forward pass, which would keep copies of all of it."""
+    p = backward(12)
+    work = _Work(p, {})
+    order = [p.run[number].name for number in work.early()]
+    for n in range(12):
+        assert order.index(f"weight{n}") - order.index(f"g{n}") <= 3
+        assert order.index(f"copy{n}") > order.index(f"g{n}")
+    assert work.far(work.early()) <= work.far(range(len(p.run)))
+    assert peak_of(reorder(p, {}), {}) <= 0.6 * peak_of(p, {})
+
+
+def test_what_is_made_in_between_puts_a_result_out_of_the_cache() -> None:
+    x = Buffer("x", "input", (16,), F32)
+    first = made("first", 1000, [x])
+    for size, far in ((16, 1), (200_000, 2)):
+        others = [made(f"other{n}", size, [x]) for n in range(3)]
+        last = made("last", 16, [first[0]])
+        p = Program("p", inputs=[x], outputs=[("y", last[0])], run=[k for _, k in (first, *others[:1], last)])
+        assert _Work(p, {}).far(range(3)) == far
+
+
 # ---- how the search grows with a program
 
 

@@ -197,3 +197,17 @@ def test_closing_keeps_results() -> None:
     results = m.run({"x": x})
     m.close()
     check(results, x)
+
+
+def test_dropped_results_are_read_by_row_and_their_memory_serves_the_next_run(allocated: list[int]) -> None:
+    m, x = model(), data(0)
+    m.run({"x": x})
+    made = len(allocated)
+    for seed in range(4):
+        np.testing.assert_array_equal(m.read_output_row("y", 7), 2 * x[7])
+        with pytest.raises(rlx.errors.ShapeError):
+            m.run({"x": x[:, :3]})
+        np.testing.assert_array_equal(m.read_output_row("y", 8), 2 * x[8])
+        x = data(seed)
+        check(m.run({"x": x}), x)
+    assert len(allocated) == made > 0

@@ -666,3 +666,67 @@ def recurrent(w: Any, rows: Any) -> Any:
         return h, h
 
     return np.sum(rlx.scan(step, np.zeros((3, 40), np.float32) * rows[0, 0, 0], rows)[1] ** 2)
+
+
+def gated(w: Any, rows: Any) -> Any:
+    """A recurrence of two gates, as an LSTM has four."""
+
+    def step(h: Any, row: Any) -> Any:
+        made = h @ w + row
+        gate, new = sigmoid(made[:, :5]), np.tanh(made[:, 5:])
+        h = gate * h + (1 - gate) * new
+        return h, h
+
+    return np.sum(rlx.scan(step, np.zeros((3, 5)) * rows[0, 0, 0], rows)[1] ** 2)
+
+
+def sigmoid(x: Any) -> Any:
+    return rlx.ops.sigmoid(x)
+
+
+def nodes_within(graph: Any) -> list[Any]:
+    return [node for one in graph.nodes for node in (one, *(n for r in one.regions for n in nodes_within(r)))]
+
+
+def test_a_scan_computes_products_and_functions_once() -> None:
+    """Forward and backward are two loops; the second one reads what the first one keeps, and joins no zeros."""
+    rng = np.random.default_rng(3)
+    w, rows = rng.standard_normal((5, 10)) / 2, rng.standard_normal((7, 3, 10))
+    step = rlx.jit(rlx.value_and_grad(gated), device="cpu")
+    model = step.compile(w, rows)
+    names = [node.op.op_name for node in nodes_within(model.compilation.legal)]
+    assert names.count("scan") == 2
+    assert (names.count("matmul"), names.count("sigmoid"), names.count("tanh")) == (3, 1, 1)  # 3: h w, g w^T, h^T g
+    assert "pad" not in names
+    value, slope = step(w, rows)
+    along = rng.standard_normal(w.shape)
+    exact, tangent = rlx.jit(lambda w, r, t: rlx.jvp(lambda w: gated(w, r), (w,), (t,)), device="reference")(
+        w, rows, along
+    )
+    np.testing.assert_allclose(value, exact, rtol=1e-12)
+    np.testing.assert_allclose(np.sum(slope * along), tangent, rtol=1e-10)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_cotangents_of_slices_side_by_side_are_joined(order: tuple[int, ...], axis: int) -> None:
+    def f(x: Any) -> Any:
+        parts = [x[2 * i : 2 * i + 2] if axis == 0 else x[:, 2 * i : 2 * i + 2] for i in order]
+        return sum(np.sum(part * (k + 1.0)) for k, part in enumerate(parts))
+
+    x = np.zeros((6, 6))
+    wanted = np.zeros((6, 6))
+    for k, i in enumerate(order):
+        wanted[(slice(2 * i, 2 * i + 2), slice(None))[:: 1 if axis == 0 else -1]] = k + 1
+    for device in ("reference", "cpu"):
+        assert np.array_equal(rlx.jit(rlx.grad(f), device=device)(x), wanted)
+    pads = str(dce(rlx.jit(rlx.grad(f)).lower(x))).count("pad(")
+    assert pads == (0 if order != (1, 0, 2) else 2)
+
+
+def test_cotangents_of_a_part_are_padded_once() -> None:
+    def f(x: Any) -> Any:
+        return np.sum(x[1:3] * 2.0) + np.sum(x[3:4] * 3.0)
+
+    assert np.array_equal(rlx.grad(f)(np.zeros(6)), [0, 2, 2, 3, 0, 0])
+    assert str(dce(rlx.jit(rlx.grad(f)).lower(np.zeros(6)))).count("pad(") == 1

@@ -17,7 +17,6 @@ from rlx.backends.codegen.scalars import filled, without_scalars
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
-from rlx.backends.cpu.gemm.panels.rounded_rows import Rounding
 from rlx.backends.cpu.jit import cpuid
 from rlx.backends.cpu.jit.compile import NO_LLVM, Compiling, host
 from rlx.backends.cpu.jit.probe_amx import floats_by_tiles
@@ -209,7 +208,7 @@ class CpuBackend(CodeGenerator):
         program.prepare, program.run = prepare, run
         make_once(program)
         before_loops(program, lambda kernel: kernel.packs)
-        make_once_in_run(program, lambda k: isinstance(k.strategy, Rounding) or not copied.isdisjoint(k.writes()))
+        make_once_in_run(program, lambda k: k.packs or not copied.isdisjoint(k.writes()))
         fused_depthwise.join(program)
         if packing == "none":
             _refuse_copies(program)

@@ -12,10 +12,11 @@ from rlx.ir.shape import Shape, Size
 from rlx.ops.base import Op, apply
 from rlx.ops.complex import MakeComplex, part_of
 from rlx.ops.elementwise import Cast
-from rlx.ops.layout import Expand, Full, Reshape, SizeOf
+from rlx.ops.layout import Concat, Expand, Full, Pad, Reshape, SizeOf
 from rlx.ops.reduction import ReduceSum
 
 __all__ = [
+    "added",
     "cast",
     "decorator",
     "derivative",
@@ -94,6 +95,47 @@ def derivative(*ops: type[Op]) -> Callable[[F], F]:
 
 
 # ---- values
+
+
+def added(a: Value, b: Value) -> Value:
+    """a + b. Of boxes in zeros that lie side by side, as slices give, the two joined: no zero is added then."""
+    one, other = _box_of(a), _box_of(b)
+    if one is not None and other is not None:
+        for first, second in ((one, other), (other, one)):
+            joined = _side_by_side(first, second)
+            if joined is not None:
+                return joined
+    return a + b
+
+
+_Box = tuple[Value, tuple[int, ...], tuple[int, ...]]
+
+
+def _box_of(value: Value) -> _Box | None:
+    """The value as elements with so many zeros before and after them along each axis; None if it is none."""
+    op = None if value.node is None else value.node.op
+    if not isinstance(op, Pad) or op.mode != "constant" or op.value != 0:
+        return None
+    pads = tuple(pad for pad in op.pads if isinstance(pad, int) and pad >= 0)
+    x = value.node.inputs[0]  # type: ignore[union-attr]
+    return (x, pads[: x.rank], pads[x.rank :]) if len(pads) == len(op.pads) else None
+
+
+def _side_by_side(first: _Box, second: _Box) -> Value | None:
+    (x, starts, ends), (y, *others) = first, second
+    axes = [d for d in range(x.rank) if (starts[d], ends[d]) != (others[0][d], others[1][d])]
+    if len(axes) != 1 or others[0][axes[0]] != starts[axes[0]] + x.shape[axes[0]]:
+        return None
+    (axis,) = axes
+    parts = [v for one in (x, y) for v in _parts(one, axis)]
+    ends = (*ends[:axis], others[1][axis], *ends[axis + 1 :])
+    joined = apply(Concat(axis), *parts)
+    return apply(Pad((*starts, *ends)), joined) if any((*starts, *ends)) else joined  # type: ignore[no-any-return]
+
+
+def _parts(value: Value, axis: int) -> Sequence[Value]:
+    node = value.node
+    return node.inputs if node is not None and isinstance(node.op, Concat) and node.op.axis == axis else (value,)
 
 
 def is_smooth(value: Value | TensorType) -> bool:

@@ -15,7 +15,7 @@ from rlx.ir.frames import Frame, current
 from rlx.ir.graph import BACKWARD, Graph, Node, Value
 from rlx.ops.base import Op, apply
 from rlx.ops.complex import FromPairs, Pairs
-from rlx.ops.gradients.attach import cast, is_smooth, reshaped, zeros
+from rlx.ops.gradients.attach import added, cast, is_smooth, reshaped, zeros
 from rlx.ops.gradients.complex import PARTS, is_complex, joined, part, part_types
 from rlx.records import dataclass
 
@@ -221,7 +221,7 @@ def _add_up(found: dict[Value, Value], inputs: Sequence[Value], more: Tangents, 
     for value, ct, flag in zip(inputs, more, flags, strict=True):
         if ct is not None and flag:
             ct = cast(reshaped(ct, value.shape), value.dtype)
-            found[value] = found[value] + ct if value in found else ct
+            found[value] = added(found[value], ct) if value in found else ct
 
 
 def _vjp(unit: Unit, cotangents: Tangents, flags: Sequence[bool]) -> Tangents:

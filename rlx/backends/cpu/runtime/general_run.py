@@ -38,6 +38,7 @@ def run(executable: CpuExecutable, inputs: Sequence[Array], out: Targets, wanted
         if not program.made:
             check_shapes(executable, out, arrays, "needs")
         asked = union(wanted, out)
+        given = [target is not None for target in out]
         executable.result_bytes = sum(array.nbytes for array in arrays)
         if executable.result_bytes >= DIRECT and not program.made and not executable.grows:
             executable.fresh.keep_for(arrays)
@@ -56,7 +57,9 @@ def run(executable: CpuExecutable, inputs: Sequence[Array], out: Targets, wanted
             elif target is not None:
                 results[number] = target
         if direct or len({*asked}) < len(results):
-            executable.written = tuple(array if n in asked else None for n, array in enumerate(results))
+            fresh = {id(t) for t, own in zip(out, given, strict=True) if t is not None and not own}
+            kept = (executable.fresh.twin(a) if id(a) in fresh else a for a in results)
+            executable.written = tuple(array if n in asked else None for n, array in enumerate(kept))
             executable.block.words[VALUE] = WRITTEN_OUT
         return [t if (t := out[i]) is not None else results[i].copy() for i in wanted]
 
@@ -141,7 +144,7 @@ def run_direct(executable: CpuExecutable, inputs: Sequence[Any], out: Targets | 
     made = given or [executable.fresh.like(array) for array in executable.made(bound)]
     if executable.run_selected(bound.direct, *inputs, *made) is not True:
         return None
-    executable.written = tuple(made)
+    executable.written = tuple(given or map(executable.fresh.twin, made))
     return made
 
 

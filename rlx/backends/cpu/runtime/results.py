@@ -50,6 +50,14 @@ class ResultMemory:
         weakref.finalize(own, self._take_back, memory).atexit = False
         return own.view(array.dtype).reshape(array.shape)
 
+    @staticmethod
+    def twin(array: Array) -> Array:
+        """The elements of an array of `like`, which this does not keep from going: its memory may serve a later run."""
+        if array.nbytes < LEAST:
+            return array
+        own: Any = array.base
+        return np.frombuffer(own.base.obj, np.uint8, array.nbytes).view(array.dtype).reshape(array.shape)
+
     def _taken(self, room: int) -> Memory | None:
         for key in list(self._free):
             memory = self._free.get(key)

@@ -139,7 +139,7 @@ def panels_of(
     walked = substitute_vars(b, {**dict(zip(used, outer, strict=True)), column: COLUMN})
     read = Load(buffer, (*used, zero, DEPTH, zero), dtype)
     if step and isinstance(walked, Load) and walked.dtype is dtype and _is_matrix(walked, list(outer), shape):
-        matrices = replace(anchor, a=const(0, dtype), b=walked)
+        matrices = replace(anchor, m=1, a=const(0, dtype), b=walked)  # for any number of rows, so products share it
         return read, Kernel("pack b", (packed,), matrices, nodes=kernel.nodes, strategy=step)
     return read, Kernel("pack b", (packed,), nodes=kernel.nodes)
 
