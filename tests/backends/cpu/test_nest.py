@@ -218,6 +218,42 @@ def test_planes_that_are_put_between_each_other(block: int, dtype: str) -> None:
         compare(graph, given)
 
 
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "bool", "int64"])
+@pytest.mark.parametrize("width", [1, 3, 8, 15, 16, 17, 31, 40, 70, 130])
+def test_one_value_outside_of_the_tests(width: int, dtype: str) -> None:
+    """Triangles and borders: rows that are all outside, all inside, or change within a vector; with work besides."""
+    graph = Graph("triangles")
+    x = graph.input("x", (2, 21, width), dtype)
+    for k in (-30, -3, 0, 2, width):
+        for upper in (False, True):
+            graph.output(rlx.ops.trilu(x, graph.constant(np.array(k)), upper=upper), f"triangle{k}{upper}")
+    graph.output(rlx.pad(x, (1, 0, 3, 0, 2, 1)), "padded")
+    graph.output(rlx.pad(x, (0, 0, width, 0, 0, 2 * width)), "far")
+    graph.output(rlx.pad(x, (0, -2, 1, 0, 1, -1 if width > 1 else 0)), "cropped")
+    if dtype.startswith("float"):
+        places = graph.add(Iota(width))[0]
+        graph.output(rlx.where(places < 5, rlx.exp(x), x * 2.0 + 1.0), "either")
+        graph.output(rlx.where((places >= 2) & (places < 19), x, rlx.sqrt(x * x)) - x, "between")
+    data = values(2, 21, width, dtype=dtype)
+    if dtype.startswith("float"):
+        data[0, 3, 0], data[1, 5, -1] = np.nan, np.inf
+    compare(graph, {"x": data})
+
+
+def test_one_value_outside_in_chunks_of_columns() -> None:
+    """A last chunk of fewer columns than a vector has."""
+    graph = Graph("chunks")
+    x = graph.input("x", (3, 400_005))
+    graph.output(rlx.pad(x, (0, 200_003, 1, 130_000)), "padded")
+    graph.output(rlx.pad(x[:, :7], (0, 128 * 1024 - 4, 0, 0)), "late")
+    data = values(3, 400_005)
+    for threads in (1, 2, 3):
+        padded, late = rlx.compile(graph, device="cpu", threads=threads, cache=False).run([data])
+        assert np.array_equal(padded, np.pad(data, ((0, 1), (200_003, 130_000))))
+        assert np.array_equal(late, np.pad(data[:, :7], ((0, 0), (128 * 1024 - 4, 0))))
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16", "i8", "bool", "c64"])
 @pytest.mark.parametrize("more", [0, 1, 77])
 def test_long_rows_are_copied_whole(dtype: str, more: int) -> None:

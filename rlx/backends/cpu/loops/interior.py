@@ -5,10 +5,10 @@ from __future__ import annotations
 from rlx.backends.cpu.loops.emitter import Emitter, Scope
 from rlx.ir.shape import Dim, Size
 from rlx.kernels.affine import Affine, affine
-from rlx.kernels.expr import Apply, Expr, Load, Reduce, Select, Var, conjuncts, transform, walk
+from rlx.kernels.expr import Apply, Expr, Load, Reduce, Select, Var, conjuncts, const, transform, walk
 from rlx.records import replace
 
-__all__ = ["drop_tests", "index_tests", "interior"]
+__all__ = ["drop_tests", "index_tests", "interior", "outside_of"]
 
 LARGEST = 1 << 31  # of the factors of a form; times the extent of a loop it stays below 63 bits
 
@@ -76,6 +76,22 @@ def drop_tests(expr: Expr, tests: dict[Expr, Affine]) -> Expr:
     return transform(expr, visit)
 
 
+def outside_of(expr: Expr, tests: dict[Expr, Affine]) -> Expr | None:
+    """The expression where some test fails, if it tests one thing: every condition is that all of them hold."""
+    nodes = walk(expr)
+    conditions = [x.where if isinstance(x, Load) else x.cond for x in nodes if isinstance(x, Load | Select)]
+    one = all(set(conjuncts(c)) == set(tests) for c in conditions if c is not None)
+    if not tests or not one or any(isinstance(x, Reduce) for x in nodes):  # the forms of reductions are at their lowest
+        return None
+
+    def visit(x: Expr) -> Expr | None:
+        if isinstance(x, Load) and x.where is not None:
+            return const(0, x.dtype)
+        return x.b if isinstance(x, Select) else None
+
+    return transform(expr, visit)
+
+
 def interior(
     emitter: Emitter, tests: dict[Expr, Affine], last: Var, start: str, stop: str, scope: Scope
 ) -> tuple[str, str]:
@@ -96,7 +112,7 @@ def interior(
         else:
             high = f.min(high, _divided(emitter, f.max(f.sub(value, step, "i64"), 0, "i64"), -step), "i64")
     low = f.min(low, stop, "i64")
-    return low, f.max(low, high, "i64")
+    return low, f.min(f.max(low, high, "i64"), stop, "i64")
 
 
 def _divided(emitter: Emitter, value: str, by: int) -> str:

@@ -15,7 +15,7 @@ from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, vec
 from rlx.backends.cpu.loops import reductions
 from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, Emitter, Scope, name_kernel
-from rlx.backends.cpu.loops.interior import drop_tests, index_tests, interior
+from rlx.backends.cpu.loops.interior import drop_tests, index_tests, interior, outside_of
 from rlx.backends.cpu.loops.looks import is_long, looking_loop
 from rlx.backends.cpu.loops.reductions import is_short
 from rlx.backends.cpu.loops.transpose import emit_tile, tile_axis
@@ -232,7 +232,10 @@ class _Nest:
         tested = last is not None and not self.hoisted and self.turn is None and self.parts is None and not short
         self.tests = index_tests(expr, last) if tested and last is not None else {}
         self.inside = drop_tests(expr, self.tests)
-        emitter.preload([self.inside], [])  # its indices are simpler: they may have sizes of their own
+        self.outside = outside_of(expr, self.tests) if self.again else None
+        emitter.preload(
+            [self.inside, *([] if self.outside is None else [self.outside])], []
+        )  # its indices are simpler: they may have sizes of their own
         _row_loop(f, emitter, self.outer_sizes, row0, row1, self.row)
         f.ret()
         symbol, ir = name_kernel(Module([f]).text())
@@ -371,6 +374,9 @@ class _Nest:
         """A row whose expression tests indices: without the tests in its interior, then the columns on both sides."""
         f, lanes, emitter = self.f, self.lanes, self.emitter
         low, high = interior(emitter, self.tests, last, self.column0, self.column1, scope)
+        if self.outside is not None:
+            self.split(scope, last, inner, low, high, self.outside)
+            return
         high = f.select(f.cmp("lt", f.sub(high, low, "i64"), lanes, "i64"), low, high, "i64")
         if not self.again:
             high = f.sub(high, f.rem(f.sub(high, low, "i64"), lanes, "i64"), "i64")
@@ -392,6 +398,31 @@ class _Nest:
             self.span(scope, last, start, f.select(left, low, self.column1, "i64"))
 
         f.loop(0, 2, 1, [], border)
+
+    def split(self, scope: Scope, last: Var, inner: frozenset[Var], low: str, high: str, outside: Expr) -> None:
+        """A row that is `outside` before and after [low, high): what vectors of it write too much is written again."""
+        f, lanes, emitter = self.f, self.lanes, self.emitter
+
+        def elements(area: Scope, value: Expr, start: str, stop: str, end: str, wide: str) -> None:
+            """Vectors that begin no later than `end` where it is `wide` enough for them, else one by one."""
+            whole = f.select(wide, stop, start, "i64")
+            f.loop(
+                start, whole, lanes, [], lambda i, _: self.put(area.inner({last: f.min(i, end)}, lanes, last), value)
+            )
+            f.loop(whole, stop, 1, [], lambda i, _: self.put(area.inner({last: i}, 1, None), value))
+
+        emitter.hoist(outside, inner, scope)
+        end = f.sub(self.column1, lanes, "i64")
+        wide = f.cmp("ge", end, self.column0, "i64")
+        for start, stop in ((self.column0, low), (high, self.column1)):
+            elements(scope, outside, start, stop, end, wide)
+
+        def within() -> None:  # only where there is an interior: without the tests, its row may not be read
+            area, end = scope.inner({}), f.sub(high, lanes, "i64")
+            emitter.hoist(self.inside, inner, area)
+            elements(area, self.inside, low, high, end, f.cmp("ge", end, low, "i64"))
+
+        f.if_(f.cmp("lt", low, high, "i64"), within)
 
     def tiles(self, axis: Var, last: Var, indices: list[str]) -> None:
         """A row of tiles of `axis` and `last`; the last ones overlap those before them."""
