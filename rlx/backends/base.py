@@ -499,6 +499,10 @@ class Backend(ABC):
     def memory(self) -> DeviceMemory:
         """The device's memory now."""
 
+    def room(self) -> int | None:
+        """Bytes that are free, as far as that is known without setting the device up: what a choice goes by."""
+        return self.memory().free
+
     def ignored(self, options: CompileOptions) -> str:
         """The options that it would ignore, as in "trap='nan'"; "" if there are none."""
         refused = {k: v for k, v in options.of_device().items() if k not in self.honours}

@@ -317,7 +317,7 @@ class _Choice:
         unsure = {} if memory is None else memory.certainty
         bounded = tuple(part for part, how in unsure.items() if how in ("bounded", "guessed"))
         budget = self.options.budget_bytes
-        allowed = budget if budget is not None else backend.memory().free
+        allowed = budget if budget is not None else backend.room()
         obstacle = ""
         if peak is not None and allowed is not None and peak > allowed and self.options.over_budget == "error":
             obstacle = f"needs {peak:,} B, {peak - allowed:,} B more than the {allowed:,} B allowed"

@@ -76,6 +76,12 @@ class CudaBackend(CodeGenerator):
         with device.current():
             return DeviceMemory(*device.free_and_total())
 
+    def room(self) -> int | None:
+        """All of it before there is a context, which takes half a GB and is not made for a choice of another device."""
+        from rlx.backends.cuda.device.driver import driver
+
+        return self.memory().free if driver().is_set_up else driver().total_bytes()
+
     def claims(self, node: Node) -> str | None:
         return claim_of_loops(self, node)
 

@@ -98,12 +98,15 @@ def test_predictions_follow_the_formula(calibrated: Ceilings, rows: int, sizes: 
     assert 0.5 < said / truth < 2.5
 
 
-def test_auto_chooses_by_it(calibrated: Ceilings) -> None:
+def test_auto_chooses_by_it(calibrated: Ceilings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few sums stay on the processor, large products do not."""
     policy = rlx.DevicePolicy(only=("cpu", "cuda"), pace="calibrated")
     small, large = Graph("small"), network(4096, (4096, 4096))
     small.output(small.input("x", (16,)) + 1.0, "y")
     assert rlx.choose(small, policy, calibrate=False).device == "cpu"
+    monkeypatch.setattr(Idle, "is_set_up", False)
+    monkeypatch.setattr(Idle, "free_and_total", lambda self: pytest.fail("a choice sets no device up"))
     decision = rlx.choose(large, policy, calibrate=False)
+    assert next(c.budget_bytes for c in decision.candidates if c.device == "cuda") == 1 << 41
     assert decision.device == "cuda"
     assert not decision.chosen.guessed

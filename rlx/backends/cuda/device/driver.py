@@ -140,6 +140,17 @@ class Driver:
             self._stream = stream
         return self._stream
 
+    @property
+    def is_set_up(self) -> bool:
+        """Whether there is a context."""
+        return self._stream is not None
+
+    def total_bytes(self) -> int:
+        """All memory of the device; it needs no context."""
+        total = c_size_t()
+        self.call("cuDeviceTotalMem_v2", byref(total), self.device)
+        return total.value
+
     @contextmanager
     def current(self) -> Iterator[None]:
         """The context and the stream for the block, for one thread at a time.
