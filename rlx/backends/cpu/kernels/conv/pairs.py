@@ -26,7 +26,7 @@ from rlx.records import replace
 __all__ = ["are_many", "lies_so", "of_pairs", "suits"]
 
 F32, BF16 = DTYPES["f32"], DTYPES["bf16"]
-LEAST_TRANSFORMED = 32  # channels and outputs
+LEAST_TRANSFORMED = 16  # channels and outputs
 LEAST_OF_GROUP = 9  # outputs of one group of several; `grouped` has fewer
 
 
