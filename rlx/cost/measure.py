@@ -358,7 +358,7 @@ class _Kernels(_Measurement):
     """For a device that times its kernels one by one."""
 
     by_kernel = True
-    grid_sizes = GRID
+    grid_sizes: tuple[tuple[int, ...], ...] = GRID
 
     def prepare(self) -> None:
         bench = self.bench(stream())
