@@ -7,7 +7,7 @@ import pytest
 
 import rlx
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.backends.cpu.loops.nest import COPIED, emit_nest
+from rlx.backends.cpu.loops.nest import COPIED, COPIED_BYTES, emit_nest
 from rlx.backends.cpu.schedule.arguments import THREADS
 from rlx.backends.reference import run_graph
 from rlx.ir.dtype import DTYPES
@@ -259,7 +259,8 @@ def test_one_value_outside_in_chunks_of_columns() -> None:
 def test_long_rows_are_copied_whole(dtype: str, more: int) -> None:
     """From any place to any place, by several threads; NaN stay what they are, bit by bit."""
     element = DTYPES[dtype]
-    count, rng = COPIED // element.itemsize + more, np.random.default_rng(more)
+    least = COPIED if element.itemsize > 1 else COPIED_BYTES
+    count, rng = least // element.itemsize + more, np.random.default_rng(more)
     graph = Graph("copies")
     x, y = graph.input("x", (3, count), dtype), graph.input("y", (3, count + 5), dtype)
     graph.output(rlx.concat(x, y[:, 2:], x, axis=1), "joined")

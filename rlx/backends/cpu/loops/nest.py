@@ -42,6 +42,7 @@ __all__ = ["emit_nest"]
 FEW_LANES = 4  # that are worth vectors, where rows have no more elements
 SHARED = 24  # simple operations that are worth computing once for a whole axis
 COPIED = 32 << 10  # bytes of a row from which on the C library copies it faster than vectors do
+COPIED_BYTES = 512  # the same where an element is a byte: vectors have no more of them than of wide ones
 LONG = 4096  # elements of a row from which on a scalar rest costs next to nothing
 
 
@@ -291,7 +292,8 @@ class _Nest:
         if x.dtype is not self.store.buffer.dtype or x.dtype.bits < 8 or x.source.encoding is not None:
             return False
         together = all(affine(i.indices[0]).coefs.get(last) == 1 for i in (x, self.destination))
-        return together and self.parts is None and isinstance(size, int) and size * x.dtype.itemsize >= COPIED
+        least = COPIED if x.dtype.itemsize > 1 else COPIED_BYTES
+        return together and self.parts is None and isinstance(size, int) and size * x.dtype.itemsize >= least
 
     def copy(self, scope: Scope, last: Var) -> None:
         """The columns of the chunk, of one row, by the C library: it knows how the machine moves so many bytes."""
