@@ -79,7 +79,6 @@ REASONS = {
     "SpaceToDepth": "results are read from places far apart, an element each",
     "Tile": "repeated rows of few elements: a division for each",
     "TreeEnsembleClassifier": "few rows: trees are walked row by row",
-    "Trilu": "each element compares its two indices, which are 64 bits wide",
     "TopK": "rows in the worst order, each better than all before it; half of a row and more is sorted whole",
     "Unique": "a sort by bytes, where onnxruntime keeps few values in a tree",
 }
@@ -102,7 +101,9 @@ logarithm for each class and draw; rows that are shorter than a vector were redu
 rows); TopK made a histogram of every row; integers were divided one by one (now by floats, exactly); matrix x vector
 of a run's operands waited for one chain of fma in L2 and L3; an image that several convolutions read, as the phases of
 a ConvTranspose do, was copied for each; loads of padding far outside of an image, which load nothing, went to pages
-that are not mapped (LRN, Pad); convolutions of single pixels in small groups were brought into another layout.
+that are not mapped (LRN, Pad); convolutions of single pixels in small groups were brought into another layout. Then:
+rows that are only copied went vector by vector (Tile, Reshape, Flatten and the like: the C library copies long ones);
+each element of a triangle, or beside one that is padded, compared its indices (rows are split where the test changes).
 
 ## Other values than onnxruntime's
 
