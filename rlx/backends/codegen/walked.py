@@ -207,6 +207,7 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
             assert self.plan is not None
             return self.block.address + self.plan.offsets[root]
         if root not in self.places:  # one that `prepare` makes, or an input that no run has brought
+            assert root.kind not in ("param", "const", "state"), root
             count = 0 if root.kind == "input" else root.nbytes({})
             block = self.memory.allocate(count)
             self.places[root] = Held(block, block.address, BYTE, (count,))
@@ -275,17 +276,21 @@ class WalkedExecutable(StatefulExecutable[Tensor], ABC):
 
     def take_params(self, arrays: Mapping[str, Tensor]) -> None:
         """Brings params and, in steps, makes of them what runs read: memory never holds both forms of all weights."""
-        absent = {root for root in self.program.params if root.name in arrays}
-        self.stale |= self.code.packing.outdated(absent)
+        packing, asked = self.code.packing, [root for root in self.program.params if root.name in arrays]
+        before, absent, brought = set(self.stale), set(asked), 0
         never = {root for root in self.program.params if root not in self.places} - absent
-        brought = 0
-        for root in [root for root in self.program.params if root in absent]:
-            self.put(root, arrays[root.name])
-            absent.discard(root)
-            brought += self.places[root].nbytes
-            if brought >= self.code.packing.step:
-                self.prepare(absent | never)
-                brought = 0
+        self.stale |= packing.outdated(absent)
+        try:
+            for root in asked:
+                self.put(root, arrays[root.name])
+                absent.discard(root)
+                brought += self.places[root].nbytes
+                if brought >= packing.step:
+                    self.prepare(absent | never)
+                    brought = 0
+        except BaseException:  # those that did not come are what they were
+            self.stale -= packing.outdated(absent) - packing.outdated(set(asked) - absent) - before
+            raise
 
     def raw_param(self, name: str) -> Array | None:
         root = self.param(name)

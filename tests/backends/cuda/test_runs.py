@@ -319,6 +319,26 @@ def test_weights_that_are_set_again(precision: Any) -> None:
         assert np.array_equal(other.run([x])[0].numpy(), before)
 
 
+def test_weights_that_do_not_come_are_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory ends at the second of three: what was made of the others stays, though they themselves are gone."""
+    model, right = (rlx.compile(layers(3, 48), device=d, precision="bf16") for d in ("cuda", "cpu"))
+    x, w = np.ones((3, 48), np.float32), np.eye(48, dtype=np.float32)
+    model.run([x])
+    executable: Any = model._executable
+    put = executable.put
+
+    def refuse(root: Any, array: Any) -> None:
+        if root.name == "w1":
+            raise rlx.errors.MemoryDeficit("no memory", budget_bytes=0, peak_bytes=1)
+        put(root, array)
+
+    monkeypatch.setattr(executable, "put", refuse)
+    with pytest.raises(rlx.errors.MemoryDeficit):
+        model.set_params({f"w{n}": w for n in range(3)})
+    right.set_param("w0", w)
+    np.testing.assert_allclose(model.run([x])[0].numpy(), right.run([x])[0], rtol=3e-2, atol=1e-2)
+
+
 def test_a_large_weight_comes_whole() -> None:
     """Weights beyond the size of the pinned parts are uploaded part by part."""
     count = (40 << 20) // 4 + 3
