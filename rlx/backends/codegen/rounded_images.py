@@ -26,9 +26,12 @@ def store_rounded(program: Program, reads: Callable[[Kernel], bool]) -> None:
     Images are rounded by an instruction of AVX512-BF16.
     """
     kernels = [*program.prepare, *program.run]
+    readers = {kernel for kernel in kernels if reads(kernel)}
+    if not readers:
+        return
     found: dict[Buffer, bool] = {}
     for kernel in kernels:
-        image = _rounded_image(kernel) if reads(kernel) else None
+        image = _rounded_image(kernel) if kernel in readers else None
         if image is not None:
             found[image] = found.get(image, True)
         for b in _others(kernel, image):

@@ -127,6 +127,17 @@ def test_parts_and_batches() -> None:
     assert none.needs.prepared == 0
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f64"])
+def test_declared_types(dtype: str) -> None:
+    g, rng = rlx.Graph("declared"), np.random.default_rng(0)
+    x, w = g.input("x", (7, 96), dtype), g.param("w", data=rng.standard_normal((96, 50)).astype(DTYPES[dtype].numpy))
+    g.output(rlx.relu(x @ w), "y")
+    fast, none = both(g)
+    feeds = {"x": rng.standard_normal((7, 96)).astype(DTYPES[dtype].numpy)}
+    assert np.array_equal(none.run(feeds)[0], fast.run(feeds)[0])
+    assert none.needs.prepared == 0
+
+
 def test_weights_that_are_set_again() -> None:
     """There is nothing to pack anew: the next run reads the new ones."""
     g = rlx.Graph("set")

@@ -114,6 +114,26 @@ def test_what_is_made_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [k.how for k in laid_out(block(*BLOCKS[name])).run].count("conv.fused_depthwise") == 1, name
 
 
+@pytest.mark.needs("avx512")
+def test_a_declared_image_of_bf16_is_made_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded to its type, in a ring of f32."""
+    monkeypatch.setattr(fused_depthwise, "LEAST_BYTES", 0)
+    g, rng = rlx.Graph("declared"), np.random.default_rng(0)
+    x = g.input("x", (1, 16, 12, 13), "bf16")
+    w = [
+        g.param(n, data=rng.standard_normal(s).astype(BF16.numpy))
+        for n, s in (("w", (48, 16, 1, 1)), ("v", (48, 1, 3, 3)))
+    ]
+    g.output(rlx.conv(rlx.relu(rlx.conv(x, w[0])), w[1], groups=48, pads=(1, 1, 1, 1)), "y")
+    feeds = {"x": rng.standard_normal((1, 16, 12, 13)).astype(BF16.numpy)}
+    ring = rlx.compile(g, device="cpu", cache=False)
+    monkeypatch.setattr(fused_depthwise, "MOST_DEPTH", 0)
+    apart = rlx.compile(g, device="cpu", cache=False)
+    assert " conv.fused_depthwise " in ring.explain("kernels")
+    assert " conv.depthwise " in apart.explain("kernels")
+    assert np.array_equal(ring.run(feeds)[0], apart.run(feeds)[0])
+
+
 @pairs
 def test_which_images_are_rounded() -> None:
     """Those that nothing else reads, whose channels are a whole number of pairs; not results and residuals."""
@@ -122,7 +142,7 @@ def test_which_images_are_rounded() -> None:
         g = rlx.Graph("chain")
         x = g.input("x", (1, 16, 9, 9))
         y = rlx.relu(rlx.conv(x, g.param("w", (channels, 16, 3, 3))))
-        g.output(rlx.conv(y, g.param("v", (16, channels, 3, 3))), "z")
+        g.output(rlx.conv(y, g.param("v", (16, channels, 5, 5))), "z")
         if seen:
             g.output(y, "y")
         if added:
