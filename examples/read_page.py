@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import rlx
-from rlx.importers.onnx.model import read_model
 
 try:
     from PIL import Image, ImageDraw, ImageFont
@@ -72,7 +71,7 @@ def main() -> None:
     finder = rlx.load(rlx.demo.path("ppocrv4-det"), device="cpu")
     source = rlx.demo.path("ppocrv4-rec")
     reader = rlx.load(source, dims={"x": (1, 3, HEIGHT, (8, 4096))}, device="cpu")
-    letters = ["", *read_model(source).metadata["character"].split("\n"), " "]
+    letters = ["", *rlx.metadata(source)["character"].split("\n"), " "]
     for box in lines_of(page, finder):
         print(read_line(page.crop(box), reader, letters))
 

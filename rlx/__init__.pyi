@@ -16,6 +16,7 @@ from rlx.backends.array import Array as Array
 from rlx.backends.dlpack import to_dlpack as to_dlpack
 from rlx.cost.io_profile import profile as profile
 from rlx.estimate.api import estimate as estimate
+from rlx.importers.metadata import metadata as metadata
 from rlx.ir.graph import Graph as Graph
 from rlx.ir.shape import Dim as Dim
 from rlx.ir.value import TensorType as TensorType
@@ -112,6 +113,7 @@ __all__ = [
     "load_embedder",
     "load_llm",
     "lora",
+    "metadata",
     "moe",
     "numpy",
     "ops",

@@ -22,7 +22,7 @@ PUBLIC = [
     "RunTrace", "Session", "Specialised", "TensorType", "WeightRegistry", "bind_cache", "checkpoint", "choose",
     "compile", "cond", "cost", "custom_jvp", "custom_vjp", "demo", "devices", "devices_for", "errors", "estimate",
     "fake_quantize", "fori_loop", "grad", "hessian", "hvp", "jacfwd", "jacrev", "jit", "jvp", "load",
-    "load_artifact", "load_embedder", "load_llm", "lora", "moe", "numpy", "ops", "pmean", "profile", "psum",
+    "load_artifact", "load_embedder", "load_llm", "lora", "metadata", "moe", "numpy", "ops", "pmean", "profile", "psum",
     "quantize", "register", "replay", "scan", "to_device", "to_dlpack", "value_and_grad", "vjp", "vmap",
     "while_loop",
 ]  # fmt: skip
