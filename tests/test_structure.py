@@ -68,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     "estimate": COMPILER_PARTS | {"compiler", "importers", "models"},
     "runtime": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate"},
     "models": {"ir", "ops", "passes", "numpy", "importers"},
-    "llm": {"ir", "models", "runtime", "estimate"},
+    "llm": {"ir", "models", "runtime", "estimate", "cost"},
     "trace": {"ir", "ops", "runtime"},
     "transform": {"ir", "ops", "passes", "trace"},
     "dynamo": {"runtime"},

@@ -168,7 +168,9 @@ class Generation(Iterator[str]):
             self.stats = replace(s, prompt_seconds=s.prompt_seconds + seconds)
             return "", 0
         if self.ids:
-            s = replace(s, decode_seconds=s.decode_seconds + seconds)
+            slots = self._llm.slots
+            read = 0 if slots.reading is None else slots.reading.at(len(slots.filled[self.slot]))
+            s = replace(s, decode_seconds=s.decode_seconds + seconds, decode_bytes=s.decode_bytes + read)
         else:
             now = perf_counter() - self._begun
             s = replace(s, prompt_seconds=s.prompt_seconds + seconds, first_token_seconds=now)

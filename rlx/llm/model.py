@@ -272,6 +272,19 @@ class LanguageModel:
         with reporting(progress, {"tokens": 1.0}):
             return perplexity_of(self, self._numbers(text), self.context if stride is None else stride)
 
+    @property
+    def bandwidth_share(self) -> float | None:
+        """The part of the memory's bandwidth that the last generation's new tokens read with.
+
+        None before there are two, and where this machine has not been calibrated (`rlx calibrate`) or the device does
+        not say what it reads. What counts as 1 is the rate at which a sum of two large vectors moves bytes.
+        """
+        from rlx.cost.kept import kept_ceilings  # slow to import
+
+        reading, rate = self.slots.reading, self.stats.bytes_per_second
+        made = kept_ceilings(self.model.device, self.model._options.threads) if reading is not None and rate else None
+        return None if made is None or reading is None else rate / made.bytes_rate(reading.weights)
+
     # ---- adapters
 
     @property

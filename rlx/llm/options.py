@@ -8,11 +8,11 @@ from typing import Any, TypedDict
 
 from rlx.errors import OptionError
 from rlx.models.constraint import Constraint
-from rlx.models.sampling import Sampling
+from rlx.models.sampling import NUMBERS, Number, Sampling
 from rlx.records import dataclass, field, names_of
 from rlx.units import as_int
 
-__all__ = ["GenerationKeywords", "Options", "options_of"]
+__all__ = ["MOST_GUESSES", "NUMBERS", "OVERFLOWS", "GenerationKeywords", "Number", "Options", "options_of"]
 
 DRAWN = tuple(name for name in names_of(Sampling) if name != "seed")
 MOST_GUESSES = 16

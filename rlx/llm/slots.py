@@ -11,9 +11,10 @@ import numpy as np
 from rlx.ir.adapters import ALL_ADAPTERS, NO_ADAPTER
 from rlx.ir.graph import Array
 from rlx.ir.shape import upper
+from rlx.llm.reading import Reading, reading_of
 from rlx.models.sampling import Row, Sampler
 from rlx.models.sizes import ADAPTER_INPUTS, MOVED, SPARE, WHOLE
-from rlx.records import dataclass
+from rlx.records import cached_property, dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.states import State
 
@@ -79,6 +80,11 @@ class Slots:
         self._owners: list[weakref.ref[Any] | None] = [None] * self.count
         self._used = [0] * self.count  # when each was seated last
         self._neutral: dict[int, dict[str, Array]] = {}  # inputs of the sampler where nothing is drawn, by rows
+
+    @cached_property
+    def reading(self) -> Reading | None:
+        """What a run for one token reads, where the device says so."""
+        return reading_of(self.model, [cache.state for cache in self._caches.values()])
 
     # ---- who has a slot
 

@@ -13,7 +13,7 @@ from rlx.cli.show import visible
 from rlx.disk import read_regular
 from rlx.errors import OptionError
 from rlx.llm.conversation import Conversation
-from rlx.models.sampling import NUMBERS
+from rlx.llm.options import NUMBERS
 from rlx.runtime.memory import Resident
 from rlx.units import bytes_text
 
@@ -44,6 +44,9 @@ def status(talk: Conversation) -> str:
         f"context {used:,} of {talk.llm.context:,}",
         bytes_text(Resident.read().now),
     ]
+    share = talk.llm.bandwidth_share
+    if share is not None:
+        parts.append(f"{100 * share:.0f} % of the bandwidth")
     if talk.dropped:
         parts.append(f"{talk.dropped} oldest turn{'s' * (talk.dropped != 1)} left out")
     return ", ".join(parts + ([made.finish_reason] if made.finish_reason in ("length", "cancelled") else []))

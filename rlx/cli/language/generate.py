@@ -64,7 +64,7 @@ def generate(
 def described(llm: LanguageModel, text: str, made: Generation) -> dict[str, Any]:
     """What --json prints."""
     stats = made.stats
-    rates = {name: getattr(stats, name) for name in ("prompt_tokens_per_second", "tokens_per_second")}
+    rates = ("prompt_tokens_per_second", "tokens_per_second", "bytes_per_second")
     return {
         "device": llm.model.device,
         "text": text,
@@ -73,5 +73,6 @@ def described(llm: LanguageModel, text: str, made: Generation) -> dict[str, Any]
         "finish_reason": made.finish_reason,
         "seed": made.seed,
         **vars(stats),
-        **rates,
+        **{name: getattr(stats, name) for name in rates},
+        "bandwidth_share": llm.bandwidth_share,
     }

@@ -16,8 +16,7 @@ from rlx.cli.show import loading
 from rlx.disk import read_regular
 from rlx.llm.loading import KV_DTYPES, load_llm
 from rlx.llm.model import LanguageModel
-from rlx.llm.options import MOST_GUESSES, OVERFLOWS
-from rlx.models.sampling import NUMBERS, Number
+from rlx.llm.options import MOST_GUESSES, NUMBERS, OVERFLOWS, Number
 from rlx.options import PRECISIONS
 
 __all__ = ["for_model", "loaded", "loading_options", "running_options", "taken", "writing_options"]

@@ -259,8 +259,11 @@ class Generate(Output):
     prompt_seconds: float
     first_token_seconds: float
     decode_seconds: float
+    decode_bytes: int  # weights, keys and values that were read for the tokens after the first
     prompt_tokens_per_second: Number
     tokens_per_second: Number
+    bytes_per_second: Number
+    bandwidth_share: float | None  # of what `rlx calibrate` measured; null where it has not
     guessed_tokens: int  # with --speculate
     right_tokens: int  # of these, that the model chose too
 

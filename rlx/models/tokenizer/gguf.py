@@ -97,9 +97,14 @@ class _Vocabulary:
     types: list[int]
     scores: list[float]
     known: list[int]
+    odd: list[int]  # the few, of all tokens, that are of another type than NORMAL
 
     def of_type(self, *types: int) -> list[int]:
-        return [i for i in self.known if self.types[i] in types]
+        """The known ones of these types, in order."""
+        if NORMAL in types:
+            return [i for i in self.known if self.types[i] in types]
+        found = [i for i in self.odd if self.types[i] in types]
+        return found if len(self.known) == len(self.tokens) else sorted(set(found).intersection(self.known))
 
 
 @dataclass(frozen=True)
@@ -146,8 +151,8 @@ def tokenizer_of_metadata(metadata: Mapping[str, Any], where: str) -> Tokenizer:
         _add_tokens(built.library, vocabulary)
         if built.plain is not None:
             _add_tokens(built.plain, vocabulary, special=False)
-    special = frozenset(i for i, t in enumerate(vocabulary.types) if t in (UNKNOWN, CONTROL))
-    plain = frozenset(i for i, t in enumerate(vocabulary.types) if t == USER)
+    special = frozenset(i for i in vocabulary.odd if vocabulary.types[i] in (UNKNOWN, CONTROL))
+    plain = frozenset(i for i in vocabulary.odd if vocabulary.types[i] == USER)
     pieces = Pieces(Texts(vocabulary.tokens), plain, special, built.piece, built.strip)
     return Tokenizer(built.library, pieces, _ends(read, vocabulary, kind), _templates(read), where, plain=built.plain)
 
@@ -158,11 +163,12 @@ def _vocabulary(read: _Metadata) -> _Vocabulary:
         read.fail(f"has no {PREFIX}tokens")
     count = len(tokens)
     types = read.array("token_type", (int,), MAX_TOKENS) or [NORMAL] * count
-    scores = read.array("scores", (int, float), MAX_TOKENS) or [0.0] * count
+    scored = read.array("scores", (int, float), MAX_TOKENS)
+    scores = scored or [0.0] * count
     for key, values in ("token_type", types), ("scores", scores):
         if len(values) < count:
             read.fail(f"{PREFIX}{key} has {len(values)} items for {count} tokens")
-    if not all(map(math.isfinite, scores)):
+    if scored and not all(map(math.isfinite, scored)):
         read.fail(f"{PREFIX}scores has a score that is no number")
     if max(map(len, tokens)) > MAX_TOKEN_CHARS:
         read.fail(f"{PREFIX}tokens has a token of more than {MAX_TOKEN_CHARS} characters")
@@ -173,7 +179,8 @@ def _vocabulary(read: _Metadata) -> _Vocabulary:
         for i in known:
             if seen.setdefault(tokens[i], i) != i:
                 read.fail(f"{PREFIX}tokens: {seen[tokens[i]]} and {i} are both {tokens[i]!r:.60}")
-    return _Vocabulary(tokens, types, scores, known)
+    odd = [i for i, kind in enumerate(types[:count]) if kind != NORMAL]
+    return _Vocabulary(tokens, types, scores, known, odd)
 
 
 def _add_tokens(library: Any, vocabulary: _Vocabulary, *, special: bool = True) -> None:
