@@ -10,8 +10,8 @@ from rlx.ir.graph import Value
 from rlx.ir.shape import Size, numel
 from rlx.ops.base import apply
 from rlx.ops.gradients.attach import formula, narrowed, reshaped, wide
-from rlx.ops.index import GatherND
-from rlx.ops.layout import Iota, Transpose
+from rlx.ops.index import Gather, GatherND
+from rlx.ops.layout import Concat, Iota, Transpose
 from rlx.ops.misc import Det
 from rlx.trace.control import scan
 
@@ -20,10 +20,11 @@ BOOL, I64 = DTYPES["bool"], DTYPES["i64"]
 
 @formula(Det)
 def _det(op: Det, x: Value) -> Value:
-    """The product of the pivots of an elimination with the largest element of all as each pivot, and its sign.
+    """The sign and product of the pivots of an elimination, the largest element of all as each, but of the last two.
 
-    As no step divides by the last pivot, the gradient of a matrix of rank m - 1 is its cofactors, as that of every
-    other matrix.
+    These stand for the 2x2 matrix that is left when m - 2 rows and columns are gone: its determinant is written out, so
+    that nothing divides by them. First derivatives (cofactors) and second ones are then right at matrices of any rank,
+    n-th ones at ranks above m - n, as others of lower rank divide by a pivot of zero.
     """
     m, count = x.shape[-1], numel(x.shape[:-2])
     if m == 0:
@@ -32,7 +33,7 @@ def _det(op: Det, x: Value) -> Value:
     numbers = apply(Iota(m))
     unused = ops.full(shape=(count, m), value=1, dtype=BOOL)
 
-    def step(carry: Any, _: Any) -> Any:
+    def step(carry: Any, number: Any) -> Any:
         a, rows, columns = carry
         free = reshaped(rows, (count, m, 1)) & reshaped(columns, (count, 1, m))
         size = ops.where(free, ops.abs(ops.stop_gradient(a)), -1.0)
@@ -42,17 +43,33 @@ def _det(op: Det, x: Value) -> Value:
         along, down = _rows(a, row), _rows(apply(Transpose((0, 2, 1)), a), column)  # of the pivot: its row, its column
         pivot = reshaped(apply(GatherND(1), along, reshaped(column, (count, 1))), (count, 1, 1))
         ratio = reshaped(down, (count, m, 1)) / ops.where(ops.equal(pivot, 0.0), 1.0, pivot)
-        left = a - ratio * reshaped(along, (count, 1, m))
+        goes_on = ops.less(number, ops.size_of(size=m) - 2)
+        left = ops.where(goes_on, a - ratio * reshaped(along, (count, 1, m)), a)
         rows, columns = (
             flags & ops.not_equal(numbers, reshaped(taken, (count, 1)))
             for flags, taken in ((rows, row), (columns, column))
         )
-        return (left, rows, columns), (reshaped(pivot, (count,)), row, column)
+        return (left, rows, columns), (ops.where(goes_on, reshaped(pivot, (count,)), 1.0), row, column)
 
-    _, (pivots, rows, columns) = scan(step, (a, unused, unused), None, length=m)
+    (left, _, _), (pivots, rows, columns) = scan(step, (a, unused, unused), numbers)
     swaps = _inversions(rows, m) + _inversions(columns, m)
     sign = 1 - 2 * ops.cast(ops.mod(swaps, 2), a.dtype)
-    return narrowed(reshaped(ops.reduce_prod(pivots, axes=(0,), keepdims=False) * sign, x.shape[:-2]), x)
+    value = ops.reduce_prod(pivots, axes=(0,), keepdims=False) * _of_two(left, rows, columns, m) * sign
+    return narrowed(reshaped(value, x.shape[:-2]), x)
+
+
+def _of_two(a: Value, rows: Value, columns: Value, m: Size) -> Value:
+    """The determinant of what each a[b] has in the last two of rows[:, b] and columns[:, b]; in the last if m is 1."""
+    last = ops.size_of(size=m) - 1
+    places = [apply(Gather(0), v, n) for n in (ops.maximum(last - 1, 0), last) for v in (rows, columns)]
+
+    def element(row: Value, column: Value) -> Value:
+        place = apply(Concat(1), *(reshaped(v, (v.shape[0], 1)) for v in (row, column)))
+        return apply(GatherND(1), a, place)  # type: ignore[no-any-return]
+
+    (r, c, s, d) = places
+    both = element(r, c) * element(s, d) - element(r, d) * element(s, c)
+    return ops.where(ops.equal(last, 0), element(s, d), both)  # type: ignore[no-any-return]
 
 
 def _rows(a: Value, number: Value) -> Value:

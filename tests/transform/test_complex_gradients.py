@@ -79,6 +79,30 @@ def test_determinants(m: int) -> None:
     np.testing.assert_allclose(second, rlx.jacrev(rlx.grad(rlx.det))(whole), rtol=1e-8, atol=1e-8)
 
 
+def second_cofactors(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The second derivatives of a determinant: by two elements, the signed determinant of what is left."""
+    m = len(a)
+    made = np.zeros((m, m, m, m))
+    for i, j, k, n in np.ndindex(made.shape):
+        if i != k and j != n:
+            rest = np.delete(np.delete(a, [i, k], 0), [j, n], 1)
+            sign = (-1) ** (i + j + k + n) * (-1 if (i < k) != (j < n) else 1)
+            made[i, j, k, n] = sign * np.linalg.det(rest)
+    return made
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4])
+def test_second_derivatives_of_determinants_of_any_rank(m: int) -> None:
+    rng = np.random.default_rng(m)
+    hessian = rlx.jit(rlx.hessian(rlx.det), dims={"x": ("m", "m")})
+    for rank in range(m + 1):
+        a = rng.standard_normal((m, rank)) @ rng.standard_normal((rank, m))
+        np.testing.assert_allclose(hessian(a), second_cofactors(a), rtol=1e-8, atol=1e-8, err_msg=f"rank {rank}")
+        exact = np.round(a * 0)
+        exact[:rank, :rank] = np.eye(rank)
+        np.testing.assert_allclose(hessian(exact), second_cofactors(exact), atol=1e-12)
+
+
 def test_scales_of_integers() -> None:
     """Decoded integers: by the scale, for one, one of each row, and one of each block."""
     data = np.arange(24, dtype=np.int8).reshape(4, 6)

@@ -248,7 +248,7 @@ def _col2im(op: Col2Im, inputs: Any, batched: Any) -> Any:
 @batch(DynamicUpdateSlice)
 def _update(op: DynamicUpdateSlice, inputs: Any, batched: Any) -> Any:
     """One place for all slices, or one for each of them."""
-    x, rows = _front(inputs[:2], batched) if any(batched[:2]) else inputs[:2]
+    x, rows = _front(inputs[:2], batched[:2]) if any(batched[:2]) else inputs[:2]
     start = inputs[2]
     if start.rank - batched[2] != 0 or not any(batched[:2]):
         return NotImplemented
