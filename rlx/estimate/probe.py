@@ -8,7 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.estimate.resident import address_bytes, peak_bytes, resident_bytes
+from rlx.estimate.calibrate import Overhead
+from rlx.estimate.resident import address_bytes, forget_peak, peak_bytes, resident_bytes
 
 if TYPE_CHECKING:
     from rlx.compiler import Compilation
@@ -33,26 +34,30 @@ def main(device: str, folder: str) -> None:
     for name in LOADED:
         import_module(name)
     backend = choose_backend(device)
-    ready, loaded = resident_bytes(), address_bytes()
+    ready, loaded, opening = resident_bytes(), address_bytes(), peak_bytes() - start
+    forget_peak()  # what bringing the compiler takes in passing is no part of a compile
     kept = [_run(_small(2), device)]
     says = isinstance(backend, CodeGenerator)  # what its code takes
     if says:
         kept.append(_run(_every_kind(), device))
-    fixed, compiling = peak_bytes() - start, peak_bytes() - ready
-    settled = resident_bytes() - start
+    stays, passes = (sum(each) for each in zip(*(own for _, *own in kept), strict=True))  # counted for each graph
+    fixed, compiling = peak_bytes() - start - stays - passes, peak_bytes() - ready - stays - passes
+    settled = resident_bytes() - start - stays
     address, address_compiling = address_bytes() - mapped, address_bytes() - loaded
     before = resident_bytes()
     if not says:
         kept.append(_run(_small(MANY), device))
+    made, *_ = kept[0]
     found = {
         "fixed": fixed,
         "per_node": max(0, resident_bytes() - before) // MANY,
         "compiling": compiling,
         "passing": min(max(0, fixed - settled), compiling),
+        "opening": opening,
         "address": address,
         "address_compiling": address_compiling,
     }
-    if "save" in kept[0].executable.capabilities:
+    if "save" in made.executable.capabilities:
         import_module(LOADED[-1]).compile(_small(2), device=device).save(Path(folder) / ARTIFACT)
     print(json.dumps(found))  # noqa: T201
 
@@ -68,8 +73,8 @@ def again(device: str, folder: str) -> None:
     print(json.dumps({"cached": peak_bytes() - start}))  # noqa: T201
 
 
-def _run(graph: Graph, device: str) -> Compilation:
-    """Compiles a graph as `rlx.compile` does, and runs it."""
+def _run(graph: Graph, device: str) -> tuple[Compilation, int, int]:
+    """Compiles a graph as `rlx.compile` does, and runs it; with what its code takes, and that in passing, in bytes."""
     import numpy as np
 
     from rlx.backends import choose_backend
@@ -79,16 +84,21 @@ def _run(graph: Graph, device: str) -> Compilation:
     from rlx.options import CompileOptions
 
     options, backend = CompileOptions(), choose_backend(device)
+    of_code = [0, 0]
 
     def weigh(source: Graph, legal: Graph, program: Program | None) -> None:
         if isinstance(backend, CodeGenerator) and program is not None:
-            backend.code_sizes(program, options)  # which begins to compile
+            sizes, nodes, counted = backend.code_sizes(program, options), len(source.nodes), Overhead(1)
+            source_bytes = counted.source_bytes(sizes, nodes)
+            of_code[0] = counted.code_bytes(sizes, nodes) - source_bytes + counted.left_by_text(sizes)
+            of_code[1] = source_bytes + counted.passing_text(sizes)  # asking for the sizes begins to compile
 
     made = compile_graph(graph, backend, options, weigh, early=True)
     made.executable.wrap = lambda results: results
     inputs = [np.ones(v.shape, v.dtype.numpy) for v in graph.inputs]
     made.executable.run(inputs, [None] * len(graph.outputs), list(range(len(graph.outputs))))
-    return made
+    stays, passes = of_code
+    return made, stays, passes
 
 
 def _small(count: int) -> Graph:
