@@ -33,6 +33,7 @@ from rlx.compiler import stages_of
 from rlx.disk import replacing
 from rlx.ir.dtype import DTYPES
 from rlx.ir.value import Value
+from rlx.ops.quant import DynamicQuantizeLinear, MatMulInteger
 from rlx.options import CompileOptions
 from rlx.records import replace
 
@@ -86,7 +87,12 @@ def products() -> Iterator[Make]:
             for precision in ("f32", "q8"):
                 yield of(encoded, rows, encoding, precision)
     for turned in (False, True):
-        yield of(of_inputs, turned=turned)
+        yield of(of_inputs, 128, turned=turned)
+        yield of(of_inputs, rlx.Dim("rows", 1, 4096), turned=turned)
+    for rows in (128, rlx.Dim("rows", 1, 4096)):
+        for after in ("nothing", "relu", "gelu"):
+            for dtype in ("i8", "u8"):
+                yield of(rounded, rows, dtype, after)
 
 
 def encoded(g: rlx.Graph, rows: Any, encoding: str, precision: str) -> None:
@@ -96,10 +102,21 @@ def encoded(g: rlx.Graph, rows: Any, encoding: str, precision: str) -> None:
     g.output(rlx.matmul(x, w, activations="q8" if precision == "q8" else ""))
 
 
-def of_inputs(g: rlx.Graph, *, turned: bool) -> None:
+def of_inputs(g: rlx.Graph, rows: Any, *, turned: bool) -> None:
     """Products of values that a run computes, by heads."""
-    a, b = g.input("a", (1, 12, 128, 64)), g.input("b", (1, 12, 128, 64) if turned else (1, 12, 64, 128))
+    a, b = g.input("a", (1, 12, rows, 64)), g.input("b", (1, 12, rows, 64) if turned else (1, 12, 64, rows))
     g.output(rlx.matmul(a, rlx.transpose(b, (0, 1, 3, 2)) if turned else b))
+
+
+def rounded(g: rlx.Graph, rows: Any, dtype: str, after: str) -> None:
+    """Products of bytes that a run rounds its operands to, as dynamic quantisation writes them, and a residual."""
+    x, zero = g.input("x", (1, rows, 256)), g.constant(np.array(3, DTYPES[dtype].numpy))
+    for number, (k, n) in enumerate(((256, 512), (512, 256))):
+        small, scale, point = g.add(DynamicQuantizeLinear(), x)
+        sums = g.add(MatMulInteger(), small, g.param(f"w{number}", (k, n), dtype), point, zero)[0]
+        y = rlx.cast(sums, "f32") * (scale * g.constant(np.float32(0.017))) + g.param(f"b{number}", (n,))
+        x = AFTER[after](y) if number == 0 else y + g.input("r", (1, rows, n))
+    g.output(x)
 
 
 def convolution(

@@ -146,7 +146,8 @@ class Admission:
         mapped = private
         if compiling:
             passing, most = self.overhead.passing, max(self.overhead.compiling, AGAIN)
-            private = replace(private, overhead_bytes=most - passing, compiler_bytes=passing)
+            more = max(0, needs.compiler_bytes - passing)  # of the graph's own text
+            private = replace(private, overhead_bytes=most - passing, compiler_bytes=passing + more)
             mapped = replace(mapped, overhead_bytes=max(self.overhead.address_compiling, AGAIN))
         shared = getattr(self.backend, "unified", True)
         for allowed, why, asked in (
@@ -256,7 +257,7 @@ class CarefulAdmission(Admission):
     @cached_property
     def overhead(self) -> Overhead:
         left = known_overhead(self.backend.name).left(self.backend.name)
-        return replace(left, fixed=left.stays, compiling=0, passing=0, address_compiling=0)
+        return replace(left, fixed=left.stays, compiling=0, passing=0, opening=0, address_compiling=0)
 
     def predicted(self, extents: Mapping[str, int] | None) -> MemoryEstimate | None:
         if extents is not None and not extents:

@@ -275,7 +275,7 @@ def _onnx(
         equal=_equal({name: refs[name] for name in params & refs.keys()}),
     )
     model = source.name if isinstance(source, Path) else made.model
-    return replace(made, model=model, import_bytes=listed * LISTED)
+    return replace(made, model=model, import_bytes=max(made.import_bytes, listed * LISTED))
 
 
 def _equal(refs: Mapping[str, TensorRef]) -> dict[str, str]:

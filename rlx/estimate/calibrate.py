@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from contextlib import suppress
@@ -20,17 +21,26 @@ if TYPE_CHECKING:
 
 __all__ = ["FUNCTION", "NODE", "Overhead", "known_overhead", "overhead_of"]
 
-FORMAT = 11
+FORMAT = 12
 SECONDS = 300  # the longest that a measurement may take
 MEASURED_WITH = ("rlx", "llvmlite", "numpy", "ml_dtypes")
 MAPPED = 16 << 20  # address space that loading a file takes in passing, at most
 SCATTER = 5 << 20  # bytes by which measurements of equal processes differ
-ARTIFACT = 3 << 20  # bytes of a stored model that the system reads along with what is used of it
-SCATTERED = ("fixed", "compiling", "cached", "address")  # `passing` is rounded down: what stays is not too small
+ARTIFACT = 5 << 20  # bytes of a stored model that the system reads along with what is used of it
+SCATTERED = (
+    "fixed",
+    "compiling",
+    "opening",
+    "cached",
+    "address",
+)  # `passing` is rounded down: what stays is not too small
 # Bytes of what Python keeps of a node, and of a kernel's objects and tables, machine code, and what the compiler keeps:
 # measured are up to 5 and 41 KiB, as both find freed memory. They are the same on every machine, as budgets are.
 NODE, FUNCTION = 8 << 10, 32 << 10
-STAGES = 16 << 10  # bytes of a node in what the stages of the compiler pass on, also until Python finds it is garbage
+STAGES = 8 << 10  # bytes of a node in what the stages of the compiler pass on, also until Python finds it is garbage
+# Bytes for a character of the kernels' text besides itself: what its making leaves in parts that are too small to be
+# given back; and lists of lines, and the compiler's own form of it, until it is code. Measured are up to 10 in all.
+LEFT_BY_TEXT, PASSING_TEXT = 2, 6
 
 
 @dataclass(frozen=True)
@@ -42,8 +52,10 @@ class Overhead:
     `compiling` is the part of `fixed` that comes only
     once something is compiled, kernels of every kind and by all threads that compile: how much of the compiler's
     library that brings into memory depends on what is compiled. `passing` is the part that goes again when the code is
-    made, such as pages of that library. `cached` is the growth where the code of a tiny graph
-    comes from the cache. `address` and `address_compiling` are `fixed` and `compiling` of the address space, of which
+    made, such as pages of that library. What is counted for the graph's own code is in none of them. `opening` is the
+    growth while the compiler comes into the process, most of which goes before anything is compiled. `cached` is the
+    growth where the code of a tiny graph comes from the cache. `address` and `address_compiling` are `fixed` and
+    `compiling` of the address space, of which
     libraries are mapped whole and threads reserve more than they use. All are rounded up by what measurements scatter,
     so that they are rather too large. What a process has already it has once: `left` is what is still to come.
     """
@@ -52,6 +64,7 @@ class Overhead:
     per_node: int = 0
     compiling: int = 0
     passing: int = 0
+    opening: int = 0
     address: int = 0
     address_compiling: int = 0
     cached: int = 0
@@ -64,12 +77,17 @@ class Overhead:
         """
         if device not in COMPILED:
             return replace(self, cached=0) if device in RESTORED else self
-        return replace(self, fixed=0, compiling=0, passing=0, cached=0, address=0, address_compiling=0)
+        return replace(self, fixed=0, compiling=0, passing=0, opening=0, cached=0, address=0, address_compiling=0)
 
     @property
     def stays(self) -> int:
         """Bytes that are there as long as the process."""
         return self.fixed - self.passing
+
+    @property
+    def opens(self) -> int:
+        """Bytes beyond these while the compiler comes into the process."""
+        return max(0, self.opening - self.stays)
 
     @property
     def certainty(self) -> str:
@@ -91,12 +109,21 @@ class Overhead:
         """Those of them that only compiling takes."""
         return sizes.text + nodes * STAGES
 
+    def left_by_text(self, sizes: CodeSizes) -> int:
+        """Bytes beyond these that stay in the process."""
+        return LEFT_BY_TEXT * sizes.text if self.fixed else 0  # 0: what the device takes is not asked for
+
+    def passing_text(self, sizes: CodeSizes) -> int:
+        """Bytes beyond these that go when the code is made."""
+        return PASSING_TEXT * sizes.text if self.fixed else 0
+
 
 USUAL = Overhead(
     fixed=128 << 20,
     per_node=16 << 10,
     compiling=64 << 20,
     passing=24 << 20,
+    opening=64 << 20,
     address=288 << 20,
     address_compiling=96 << 20,
     cached=24 << 20,
@@ -135,7 +162,16 @@ def _path(device: str) -> Path:
 
 
 def _key(device: str) -> list[Any]:
-    return [FORMAT, device, *machine_facts(MEASURED_WITH)]
+    return [FORMAT, device, *machine_facts(MEASURED_WITH), *_code_that_came(device)]
+
+
+def _code_that_came(device: str) -> list[str]:
+    """The files of machine code that came with the package: what they have is not compiled."""
+    folder = Path(__file__).parents[1] / "backends" / device / "prebuilt"
+    try:
+        return sorted(name for name in os.listdir(folder) if name.endswith(".bin"))
+    except OSError:
+        return []
 
 
 def _measured(device: str) -> dict[str, int]:

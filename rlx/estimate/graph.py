@@ -13,13 +13,16 @@ from rlx.errors import OptionError, ShapeError
 from rlx.estimate.calibrate import Overhead
 from rlx.estimate.experts import ExpertTotals
 from rlx.estimate.memory import Axis, MemoryEstimate
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, TensorType
 from rlx.ir.literal import equal_arrays
-from rlx.ir.mapped import lies_in_file, read_in_place
+from rlx.ir.mapped import PART, lies_in_file, read_in_place
 from rlx.ir.shape import Symbol, evaluate, numel, symbols
 from rlx.ir.verify import verify
+from rlx.kernels.expr import Load, Var, loads, walk
+from rlx.kernels.lowering import out_vars
 from rlx.kernels.prepared import alike, kept_leaves, origins
-from rlx.kernels.program import Buffer, Program
+from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
 from rlx.plan.arena import Schedule
@@ -34,7 +37,9 @@ Mapped = Callable[[str], bool]
 
 TOLD = 64 << 10  # bytes of a weight from which on it is told that it is there in two forms
 SPREAD = 32  # sizes of a dim whose scratch is looked at
+AROUND = 64 << 10  # bytes that Linux brings of a mapped file for one that is touched
 BAND = 32  # rows that products are cut by: the first few numbers of bands are cut in ways of their own
+U8 = DTYPES["u8"]
 _UNBOUNDED = "a dim has no upper bound: activations, inputs and outputs are not in this"
 _EXACT = ("activation", "input", "output", "state", "workspace")  # parts that the plan and the types give
 
@@ -96,7 +101,7 @@ def lowered_of(
     held: Mapping[str, Any] | None = None,
     file_bytes: Callable[[Collection[str]], int] = lambda kept: 0,
     equal: Mapping[str, str] | None = None,
-    times: Callable[[str], int] = lambda param: 1,
+    times: Callable[[str], int] | None = None,
 ) -> Lowered:
     """The program of a graph with all that its memory depends on; arguments as in `estimate_graph`.
 
@@ -146,8 +151,10 @@ class Weights:
     kept_mapped: int
     packed: int
     constants: int
+    unread: int  # of those that lie in a file, the rows of tables that a run can't reach
     copies: int  # private copies of params that are dropped after packing
-    in_step: int  # of what packing reads of a file, the most that is in memory at a time
+    in_step: int  # of what packing reads where it lies in a file, the most that is in memory at a time
+    beside: int  # of what lies in a file, what is mapped and in neither
     held: int
     held_names: tuple[str, ...]
     kept_names: frozenset[str]
@@ -162,7 +169,7 @@ def weigh(
     held: Mapping[str, int],
     equal: Mapping[str, str],
     step: int | None,
-    times: Callable[[str], int] = lambda param: 1,
+    times: Callable[[str], int] | None = None,
 ) -> Weights:
     """Adds up params, constants and what `prepare` makes; each param once, however often it is used.
 
@@ -178,7 +185,11 @@ def weigh(
 
     def total(buffers: Iterable[Buffer], least: int = 0) -> int:
         def count(b: Buffer) -> int:
-            return max((times(p.name) for p in made_of.get(b, {b}) if p.kind == "param"), default=1)
+            return (
+                1
+                if times is None
+                else max((times(p.name) for p in made_of.get(b, {b}) if p.kind == "param"), default=1)
+            )
 
         return sum(max(_bound(b), least) * count(b) for b in buffers)
 
@@ -198,14 +209,23 @@ def weigh(
     late = [b for b in odd if step is not None and (b.kind == "const" or lies(b.name))]
     early = [b for b in odd if b not in late]
     leaves = (*program.params, *program.constants)
+    copies, in_step = 0, total(leaves)
+    if step is not None:
+        there = [b for b in _packed_too(program) if b not in late]
+        parts = None if times is not None else _parts(program, step)
+        copies, in_step = (_at_a_time(some, total(some), step, parts) for some in (late, there))
+        in_step += min(PART, max(map(_bound, late), default=0))  # of the file, while they are copied
+    unread = sum(_bound(b) - _rows_read(program, b) for b in kept_mapped)
     return Weights(
         stored=total(program.params),
         kept=total(kept_new),
         kept_mapped=total(kept_mapped),
         packed=total((b for b in program.buffers("prepared") if b not in packed), 8),
         constants=total(b for b in program.constants if b not in from_file),
-        copies=total(early) + (0 if step is None else _at_a_time(late, total(late), step)),
-        in_step=total(leaves) if step is None else _at_a_time(leaves, total(leaves), step),
+        copies=total(early) + copies,
+        unread=unread,
+        in_step=in_step,
+        beside=max(0, total(leaves) - in_step),
         held=sum(held.values()),
         held_names=tuple(held),
         kept_names=frozenset(b.name for b in (*program.params, *in_place) if b in kept),
@@ -214,9 +234,49 @@ def weigh(
     )
 
 
-def _at_a_time(buffers: Sequence[Buffer], total: int, step: int) -> int:
-    """The most that is there of buffers that come and go in parts of so many bytes and one buffer."""
-    return min(total, step + max(map(_bound, buffers), default=0))
+def _rows_read(program: Program, table: Buffer) -> int:
+    """Bytes of a param or constant in a file that one run can bring into memory: the rows that it gathers, with the
+    pages that the system brings around each; all where it is read in other ways.
+    """
+    whole = _bound(table)
+    found = 0
+    for kernel in program.run:
+        if table not in {b.base for b in kernel.reads()}:
+            continue
+        every = {x for e in kernel.expressions() for x in loads(e) if x.source.base is table}
+        own = {x: store for store in kernel.stores for x in loads(store.expr) if x.source is table}
+        if kernel.special is not None or not every or every - own.keys():
+            return whole
+        for load, store in {x.indices[:1]: (x, store) for x, store in own.items()}.values():
+            extents = dict(zip(out_vars(len(store.extents)), store.extents, strict=True))
+            row = load.indices[0] if load.indices else None
+            given = row is not None and any(isinstance(x, Load) for x in walk(row))
+            variables = {x for x in walk(row) if isinstance(x, Var)} if row is not None else set()
+            rows = TensorType(tuple(extents.get(v, 0) for v in variables), U8).nbytes()
+            if not given or not variables <= extents.keys() or rows is None:
+                return whole
+            found += rows * (_bound(table) // max(1, int(table.shape[0])) + AROUND)
+    return min(whole, found)
+
+
+def _at_a_time(buffers: Sequence[Buffer], total: int, step: int, parts: Sequence[set[Buffer]] | None) -> int:
+    """The most that is there of buffers that come and go in these parts, or in some of so many bytes and one buffer."""
+    if parts is None:
+        return min(total, step + max(map(_bound, buffers), default=0))
+    return max((sum(_bound(b) for b in buffers if b in part) for part in parts), default=0)
+
+
+def _parts(program: Program, step: int) -> list[set[Buffer]]:
+    """The leaves that packing reads, in the parts in which they come and go: of so many bytes and one kernel."""
+    found: list[set[Buffer]] = [set()]
+    room = step
+    for kernel in program.prepare:
+        found[-1] |= {b.base for b in kernel.reads()}
+        room -= sum(map(_bound, (*kernel.reads(), *kernel.writes())))
+        if room <= 0:
+            found.append(set())
+            room = step
+    return found
 
 
 def _packed_too(program: Program) -> Iterator[Buffer]:
@@ -264,15 +324,16 @@ class Lowered:
         return MemoryEstimate(
             model=self.graph.name,
             device=self.device,
-            weight_bytes=weights.kept + weights.packed + weights.constants,
+            weight_bytes=weights.kept - weights.unread + weights.packed + weights.constants,
             code_bytes=self.overhead.code_bytes(sizes, len(self.graph.nodes)),
-            overhead_bytes=self.overhead.stays,
-            compiler_bytes=self.overhead.passing,
+            overhead_bytes=self.overhead.stays + self.overhead.left_by_text(sizes),
+            compiler_bytes=self.overhead.passing + self.overhead.passing_text(sizes),
+            import_bytes=self.overhead.opens,
             cached_overhead_bytes=self.overhead.cached,
             source_bytes=self.overhead.source_bytes(sizes, len(self.graph.nodes)),
-            address_bytes=self.overhead.unused,
+            address_bytes=self.overhead.unused + weights.unread + weights.beside,
             certainty={
-                "weight": "bounded" if sizes.spare else "exact",
+                "weight": "bounded" if sizes.spare or weights.unread else "exact",
                 **dict.fromkeys(("code", "overhead"), self.overhead.certainty),
             },
             stored_weight_bytes=weights.stored,
@@ -292,6 +353,9 @@ class Lowered:
         """What is said of weights that are packed with room for unusual values, or there in two forms."""
         spare, twice = self.sizes.spare, [b for b in self.weights.twice if _bound(b) >= TOLD]
         found = [f"{bytes_text(spare)} of the weights are room that only unusual values fill"] if spare else []
+        if self.weights.unread >= TOLD:
+            size = bytes_text(self.weights.unread)
+            found.append(f"{size} of tables are not counted: rows that one run can't reach, in pages of the file")
         if twice:
             names = ", ".join(repr(b.name) for b in twice[:3]) + (", ..." if len(twice) > 3 else "")
             size = bytes_text(sum(map(_bound, twice)))

@@ -148,6 +148,7 @@ class _Model:
             code_bytes=NODES_PER_LAYER * len(arch.layers) * NODE + FUNCTIONS * FUNCTION,
             overhead_bytes=self.overhead.stays,
             compiler_bytes=self.overhead.passing,
+            import_bytes=self.overhead.opens,
             address_bytes=self.overhead.unused,
             certainty={
                 **dict.fromkeys(PARTS, "forecast"),

@@ -54,8 +54,9 @@ class MemoryEstimate:
     maps and never fills: only a limit on the address space counts them. `held_weight_bytes` are weights that a registry
     holds already. `source_bytes` of the code are there only where it is compiled, not where it comes from the cache,
     and there `cached_overhead_bytes` are what the device takes. `compiler_bytes` are those of the device that go once
-    the code is made. `import_bytes` are what importing a file takes in
-    passing, before anything is compiled. A process has the overhead once, however many models it runs: a budget is for
+    the code is made. `import_bytes` are what importing a file, or bringing
+    the compiler into the process, takes in passing, before anything is compiled. A process has the overhead once,
+    however many models it runs: a budget is for
     the model's `own` bytes, which are without it. `certainty` says of each part "exact",
     "bounded" (no more than that), "calibrated", "guessed", or "forecast" for what was not planned: a model that can't
     be run yet, or one of which some layers stand for others.

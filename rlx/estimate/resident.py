@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
-__all__ = ["address_bytes", "peak_bytes", "resident_bytes"]
+__all__ = ["address_bytes", "forget_peak", "peak_bytes", "resident_bytes"]
 
 
 def resident_bytes() -> int:
@@ -25,6 +26,12 @@ def address_bytes() -> int:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+def forget_peak() -> None:
+    """Has the largest resident set counted from now on, where the system can do that. (proc_pid_clear_refs(5))"""
+    with suppress(OSError), open("/proc/self/clear_refs", "wb", buffering=0) as file:
+        file.write(b"5")
 
 
 def peak_bytes() -> int:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "PART",
     "FileIdentity",
     "Place",
     "collect_files",

@@ -389,7 +389,8 @@ class Lowering:
         if x.dtype is target:
             return x
         if isinstance(x, Const) and not isinstance(x.value, complex):
-            return const(cast(np.asarray(x.value, x.dtype.numpy), target).item(), target)
+            made = const(cast(np.asarray(x.value, x.dtype.numpy), target).item(), target)
+            return Given(made.value, made.dtype) if isinstance(x, Given) else made
         return Cast(x, target)
 
     def narrow(self, x: Expr, activations: str) -> Expr:

@@ -101,7 +101,9 @@ class ModelMemory:
             return made.own.cached_peak_bytes
         own, brought = made.own, self._careful.overhead
         after = max(own.loading_peak_bytes, own.running_peak_bytes) - brought.passing
-        return max(after, own.compiling_peak_bytes) + made.file_bytes + brought.compiling
+        compiling = own.compiling_peak_bytes + made.compiler_bytes - brought.passing
+        left = made.overhead_bytes - brought.stays
+        return max(after, compiling) + left + made.file_bytes + brought.compiling
 
     @property
     def residual(self) -> int | None:

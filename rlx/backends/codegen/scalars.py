@@ -2,23 +2,25 @@
 
 As the learned factors and summands of a net, of which each layer has its own. Numbers that a bf16 holds stay in the
 code, where an instruction may have a short form for them (0, 1, 0.5, 6), and so do those that an op is made of, which
-are the same in all layers.
+are the same in all layers. The zeros of quantised bytes are such numbers too.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rlx.backends.codegen.arguments import Argument, KernelCode, Literal
 from rlx.kernels.expr import Apply, Const, Expr, Given, Scalar, transform
+from rlx.kernels.lowering import Conv
 from rlx.kernels.program import Kernel
 from rlx.records import replace
 
 __all__ = ["filled", "without_scalars"]
 
 ARITHMETIC = frozenset({"add", "sub", "mul", "div"})
+WHOLE = frozenset({"i8", "u8", "i16"})  # types of the zeros of bytes
 
 
 def without_scalars(kernel: Kernel) -> tuple[Kernel, tuple[int, ...]]:
@@ -26,18 +28,27 @@ def without_scalars(kernel: Kernel) -> tuple[Kernel, tuple[int, ...]]:
     numbers: dict[Const, int] = {}
 
     def place(e: Expr) -> Expr | None:
-        if not isinstance(e, Apply) or e.fn not in ARITHMETIC or not any(map(_is_word, e.args)):
-            return None
-        return Apply(e.fn, tuple(map(scalar, e.args)), e.dtype)
+        return None if not isinstance(e, Apply) or e.fn not in ARITHMETIC else with_words(e, _is_word)
 
-    def scalar(e: Expr) -> Expr:
-        if not isinstance(e, Given) or not _is_word(e):
-            return e
-        return Scalar(numbers.setdefault(e, len(numbers)), e.dtype)
+    def less_zero(e: Expr) -> Expr | None:
+        return None if not isinstance(e, Apply) or e.fn != "sub" else with_words(e, _is_whole)
+
+    def with_words(e: Apply, are_words: Callable[[Const], bool]) -> Expr | None:
+        def word(x: Expr) -> Expr:
+            if not isinstance(x, Given) or not are_words(x):
+                return x
+            return Scalar(numbers.setdefault(x, len(numbers)), x.dtype)
+
+        args = tuple(map(word, e.args))
+        return None if args == e.args else Apply(e.fn, args, e.dtype)
 
     def bare(each: Kernel) -> Kernel:
         stores = tuple(replace(store, expr=transform(store.expr, place)) for store in each.stores)
-        return replace(each, stores=stores, before=None if each.before is None else bare(each.before))
+        anchor = each.anchor
+        if isinstance(anchor, Conv):  # what a kernel packs: bytes less their zero
+            anchor = replace(anchor, w=transform(anchor.w, less_zero))
+        before = None if each.before is None else bare(each.before)
+        return replace(each, stores=stores, anchor=anchor, before=before)
 
     made = bare(kernel)
     return (made, tuple(map(_bits, numbers))) if numbers else (kernel, ())
@@ -54,11 +65,17 @@ def filled(codes: Sequence[KernelCode], numbers: Sequence[int]) -> list[KernelCo
     return [replace(code, words=tuple(map(word, code.words))) for code in codes]
 
 
-def _is_word(e: Expr) -> bool:
-    if not isinstance(e, Given) or e.dtype.name != "f32" or not isinstance(e.value, float):
+def _is_word(e: Const) -> bool:
+    if e.dtype.name != "f32" or not isinstance(e.value, float):
         return False
     return math.isfinite(e.value) and _bits(e) & 0xFFFF != 0
 
 
+def _is_whole(e: Const) -> bool:
+    return e.dtype.name in WHOLE and isinstance(e.value, int) and e.value != 0
+
+
 def _bits(e: Const) -> int:
+    if isinstance(e.value, int):
+        return e.value & ((1 << e.dtype.bits) - 1)
     return int(struct.unpack("<I", struct.pack("<f", e.value))[0])

@@ -35,10 +35,11 @@ class Setting:
 class CpuStrategy(Strategy, ABC):
     """One way to compute kernels on the CPU. Its class says in its docstring what it needs and where it comes from.
 
-    `scalars`: its code does not look at the numbers in the arithmetic of stores, so that these can be words.
+    `scalars`: its code does not look at the numbers in the arithmetic of stores, and of weights of a convolution, so
+    that these can be words.
     """
 
-    scalars = False
+    scalars: bool = False
 
     @property
     def summary(self) -> str:
@@ -64,8 +65,11 @@ class CpuStrategy(Strategy, ABC):
 class Step(CpuStrategy):
     """A kernel that the layout of a strategy makes besides its own; `packs`: it only packs operands for that."""
 
-    def __init__(self, name: str, code: Callable[[Kernel, Target], KernelCode], *, packs: bool = True) -> None:
+    def __init__(
+        self, name: str, code: Callable[[Kernel, Target], KernelCode], *, packs: bool = True, scalars: bool = False
+    ) -> None:
         super().__init__(name)
+        self.scalars = scalars or type(self).scalars
         self.code = code
         self.packs = packs
 

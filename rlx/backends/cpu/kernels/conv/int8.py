@@ -392,6 +392,8 @@ def _product_words(
 class Int8(ConvStrategy):
     """Bytes: windows that do not lie in the image as they are, are gathered first; sums in i32, by four along k."""
 
+    scalars = True
+
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         assert isinstance(kernel.anchor, Conv)
         return None if kernel.anchor.x.dtype.bits == 8 else "its image is not of bytes"
@@ -407,5 +409,5 @@ class Int8(ConvStrategy):
         return [_emit(kernel, target)]
 
 
-WEIGHTS = Step("conv.int8_pack", _emit_weights)
-PLANES = Step("conv.int8_pack+planes", _emit_weights)  # for windows that are gathered from planes
+WEIGHTS = Step("conv.int8_pack", _emit_weights, scalars=True)
+PLANES = Step("conv.int8_pack+planes", _emit_weights, scalars=True)  # for windows that are gathered from planes

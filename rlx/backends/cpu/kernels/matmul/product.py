@@ -139,6 +139,8 @@ def _arguments(
 class Product(CpuStrategy):
     """Rows of A, read where they lie, times panels of B in a format of `gemm/panels`."""
 
+    scalars = True
+
     def __init__(self, name: str, format: PanelFormat) -> None:
         super().__init__(name)
         self.format = format

@@ -137,6 +137,8 @@ class Thin(CpuStrategy):
     Where the number of both is known at the run only, there is code for panels too.
     """
 
+    scalars = True
+
     def __init__(self, name: str, panels: Product) -> None:
         super().__init__(name)
         self.by_panels = panels
