@@ -730,3 +730,19 @@ def test_cotangents_of_a_part_are_padded_once() -> None:
 
     assert np.array_equal(rlx.grad(f)(np.zeros(6)), [0, 2, 2, 3, 0, 0])
     assert str(dce(rlx.jit(rlx.grad(f)).lower(np.zeros(6)))).count("pad(") == 1
+
+
+def test_a_checkpointed_body_keeps_the_carries_only() -> None:
+    def total(w: Any, rows: Any, wrap: Any) -> Any:
+        step = wrap(lambda h, row: np.tanh(h @ w + row))
+        return np.sum(rlx.scan(lambda h, row: (step(h, row), None), np.zeros((3, 5)) * rows[0, 0, 0], rows)[0])
+
+    rng = np.random.default_rng(5)
+    w, rows = rng.standard_normal((5, 5)), rng.standard_normal((4, 3, 5))
+    found = []
+    for wrap, stacked in ((lambda f: f, 2), (rlx.checkpoint, 1)):
+        step = rlx.jit(rlx.grad(lambda w, r, wrap=wrap: total(w, r, wrap)), device="cpu")
+        scans = [node for node in step.compile(w, rows).compilation.legal.nodes if node.op.op_name == "scan"]
+        assert len(scans[0].outputs) - scans[0].op.carries == stacked  # of tanh, too, if it is kept
+        found.append(step(w, rows))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-12)

@@ -67,6 +67,21 @@ def test_ops_over_slices(name: str) -> None:
     assert count or not chosen(name)
 
 
+def test_updates_in_each_slice() -> None:
+    """The rows, what they are written to, or both differ by slice, at one place or at one for each."""
+    base, rows, places = RNG.standard_normal((3, 6, 2)), RNG.standard_normal((3, 2, 2)), np.array([0, 3, 1])
+    for axes in product((0, None), repeat=3):
+        if axes == (None, None, None):
+            continue
+        given = [a if axis == 0 else a[0] for a, axis in zip((base, rows, places), axes, strict=True)]
+        found = rlx.vmap(lambda b, r, n: rlx.ops.dynamic_update_slice(b, r, n, axis=0), in_axes=axes)(*given)
+        for k in range(3):
+            b, r, n = (a[k] if axis == 0 else a for a, axis in zip(given, axes, strict=True))
+            wanted = b.copy()
+            wanted[n : n + 2] = r
+            np.testing.assert_array_equal(found[k], wanted)
+
+
 def test_composites_are_written_out() -> None:
     """An op that decomposes needs no rule."""
     q = RNG.standard_normal((2, 1, 2, 3, 4)).astype(np.float32)
