@@ -22,7 +22,7 @@ from rlx.ir.verify import verify
 from rlx.kernels.expr import Load, Var, loads, walk
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.prepared import alike, kept_leaves, origins
-from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.kernels.program import Buffer, Program
 from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
 from rlx.plan.arena import Schedule
