@@ -25,7 +25,7 @@ FORMAT = 12
 SECONDS = 300  # the longest that a measurement may take
 MEASURED_WITH = ("rlx", "llvmlite", "numpy", "ml_dtypes")
 MAPPED = 16 << 20  # address space that loading a file takes in passing, at most
-SCATTER = 5 << 20  # bytes by which measurements of equal processes differ
+SCATTER = 6 << 20  # bytes by which measurements of equal processes differ
 ARTIFACT = 5 << 20  # bytes of a stored model that the system reads along with what is used of it
 SCATTERED = (
     "fixed",
@@ -37,10 +37,10 @@ SCATTERED = (
 # Bytes of what Python keeps of a node, and of a kernel's objects and tables, machine code, and what the compiler keeps:
 # measured are up to 5 and 41 KiB, as both find freed memory. They are the same on every machine, as budgets are.
 NODE, FUNCTION = 8 << 10, 32 << 10
-STAGES = 8 << 10  # bytes of a node in what the stages of the compiler pass on, also until Python finds it is garbage
+STAGES = 4 << 10  # bytes of a node in what the stages of the compiler pass on, also until Python finds it is garbage
 # Bytes for a character of the kernels' text besides itself: what its making leaves in parts that are too small to be
-# given back; and lists of lines, and the compiler's own form of it, until it is code. Measured are up to 10 in all.
-LEFT_BY_TEXT, PASSING_TEXT = 2, 6
+# given back; and lists of lines, and the compiler's own form of it, until it is code. Measured are up to 10.
+LEFT_BY_TEXT, PASSING_TEXT = 2, 4
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,8 @@ def weigh(
         there = [b for b in _packed_too(program) if b not in late]
         parts = None if times is not None else _parts(program, step)
         copies, in_step = (_at_a_time(some, total(some), step, parts) for some in (late, there))
-        in_step += min(PART, max(map(_bound, late), default=0))  # of the file, while they are copied
+        odd_params = [p for p in program.params if lies(p.name) and not in_file(p.name)]
+        in_step += min(2 * PART, max(map(_bound, odd_params), default=0))  # of the file, while they are copied
     unread = sum(_bound(b) - _rows_read(program, b) for b in kept_mapped)
     return Weights(
         stored=total(program.params),

@@ -17,6 +17,7 @@ from rlx.compiler import stages_of
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Kernel
+from rlx.ops.quant import DynamicQuantizeLinear, MatMulInteger
 from rlx.records import names_of, replace
 
 F32 = DTYPES["f32"]
@@ -73,6 +74,19 @@ def open_sizes(g: rlx.Graph, layers: int) -> None:
     g.output(x)
 
 
+def rounded(g: rlx.Graph, layers: int) -> None:
+    """Products of bytes, of which each layer has a scale and a zero of its own."""
+    x = g.input("x", (24, 64))
+    for i in range(layers):
+        small, scale, point = g.add(DynamicQuantizeLinear(), x)
+        w = g.param(f"w{i}", data=RNG.integers(0, 255, (64, 64)).astype(np.uint8))
+        sums = g.add(MatMulInteger(), small, w, point, g.constant(np.array(100 + i, np.uint8)))[0]
+        x = rlx.cast(sums, "f32") * (scale * g.constant(np.float32(0.0123 + i / 7))) + g.param(
+            f"b{i}", data=weights(64)
+        )
+    g.output(x)
+
+
 def kernels_of(build: Callable[[rlx.Graph, int], None], layers: int) -> list[Kernel]:
     """The kernels of a net, laid out for AVX-512."""
     graph = rlx.Graph("layers")
@@ -104,7 +118,7 @@ def facts(codes: list[KernelCode]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("build", [transformer, convolutions, scaled, open_sizes])
+@pytest.mark.parametrize("build", [transformer, convolutions, scaled, open_sizes, rounded])
 def test_reused_code_is_what_each_kernel_would_have_got(build: Callable[[rlx.Graph, int], None]) -> None:
     """Text, words with their buffers, chunks and scratch, kernel by kernel."""
     backend = CpuBackend(machine(vector_bytes=64))
@@ -115,7 +129,7 @@ def test_reused_code_is_what_each_kernel_would_have_got(build: Callable[[rlx.Gra
     assert reuse.emitted < len(kernels)
 
 
-@pytest.mark.parametrize("build", [transformer, convolutions, scaled, open_sizes])
+@pytest.mark.parametrize("build", [transformer, convolutions, scaled, open_sizes, rounded])
 def test_more_layers_have_no_more_code(build: Callable[[rlx.Graph, int], None]) -> None:
     """What is emitted does not grow with the number of equal layers."""
     emitted = []

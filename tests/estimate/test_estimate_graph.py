@@ -15,7 +15,7 @@ from rlx.backends import BACKENDS, backend_named
 from rlx.backends.base import CodeGenerator
 from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
 from rlx.errors import MemoryDeficit, ModelFormatError, NameNotFound, OptionError, ShapeError
-from rlx.estimate.calibrate import known_overhead
+from rlx.estimate.calibrate import Overhead, known_overhead
 from rlx.estimate.graph import estimate_graph
 from rlx.estimate.memory import MemoryEstimate
 from rlx.importers.onnx import load as load_onnx
@@ -444,3 +444,16 @@ def test_gradients_are_estimated_before_anything_is_allocated(tmp_path: Path) ->
     for wrong in (None, 1):
         with pytest.raises(OptionError, match=f"grad={wrong}: expected True, False, names, or keywords"):
             rlx.estimate(g, grad=wrong)  # type: ignore[arg-type]
+
+
+def test_tables_in_a_file_count_what_a_run_can_read() -> None:
+    """Rows that are gathered, each with the pages around it; the whole table where a run reads it in another way."""
+    for rows, whole in ((3, False), (900, True)):
+        graph = rlx.Graph("table")
+        table, places = graph.param("table", (1000, 4096)), graph.input("places", (rows,), "i64")
+        graph.output(rlx.gather(table, places))
+        options = CompileOptions(device="cpu")
+        found = estimate_graph(graph, backend_named("cpu"), options, Overhead(0), mapped=lambda name: True)
+        assert found.mapped_weight_bytes == 1000 * 4096 * 4
+        assert found.weight_bytes == (1000 * 4096 * 4 if whole else rows * (4096 * 4 + (64 << 10)))
+        assert any("can't reach" in note for note in found.notes) is not whole
