@@ -311,8 +311,8 @@ def _refuse_copies(program: Program) -> None:
             what = kernel.label or "a kernel without a name"
             raise OptionError(
                 f"packing='none': {what} keeps {size} bytes made of its weights ({kernel.name}); only matrix products"
-                " with weights of f32, f16, bf16, or of blocks along the axis that is summed over, read them where they"
-                " lie: use packing='fast'"
+                " with weights of f32, f16, bf16 that no cast rounds, or of blocks along the axis that is summed over,"
+                " read them where they lie: use packing='fast'"
             )
 
 

@@ -153,6 +153,8 @@ class CudaExecutable(WalkedExecutable):
         with self.taken():
             if self.bound_shapes is None or self.stale or self.fed or self.kept or self.spent is not None:
                 return None
+            if self.bound_shapes[1] != self.last.extents:  # those of a run that was refused before it was bound
+                return None
             again = self.repeat
             if again is None or again.last is not self.last or not again.serves(inputs):
                 found = repeat_of(self, inputs)

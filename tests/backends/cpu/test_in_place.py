@@ -69,6 +69,22 @@ def test_the_bits_of_packed_weights(
         assert np.array_equal(none.run({"x": x})[0], fast.run({"x": x})[0])
 
 
+@pytest.mark.parametrize("stored", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("rounded", ["f16", "bf16", "f32", "f64"])
+def test_weights_that_a_cast_rounds_or_widens(stored: str, rounded: str) -> None:
+    """What is read in place is what the cast gives: to the type of the sums, and of no more bits than that."""
+    g, rng = rlx.Graph("cast"), np.random.default_rng(2)
+    k, n = 67, 40  # small enough that a copy is no error
+    x = g.input("x", (5, k), rounded)
+    w = g.param("w", (k, n), stored, data=rng.standard_normal((k, n)).astype(DTYPES[stored].numpy))
+    g.output(x @ rlx.cast(w, rounded), "y")
+    fast, none = both(g)
+    data = rng.standard_normal((5, k)).astype(DTYPES[rounded].numpy)
+    assert np.array_equal(none.run([data])[0], fast.run([data])[0])
+    reads_there = stored == rounded or (rounded == "f32" and stored != "f64")
+    assert (" matmul.in_place" in none.explain("kernels")) == reads_there
+
+
 @pytest.mark.needs("bf16")
 @pytest.mark.parametrize("weights", BLOCKS)
 def test_the_bits_of_packed_weights_in_bf16(weights: str) -> None:

@@ -15,7 +15,7 @@ from rlx.backends.array import Array
 from rlx.backends.codegen.packing import Packing
 from rlx.backends.cuda.device.driver import Driver
 from rlx.backends.cuda.device.memory import MEMORY, SPACE
-from rlx.errors import ExecutionError
+from rlx.errors import ExecutionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import Dim
 from rlx.records import replace
@@ -132,6 +132,19 @@ def test_what_a_repeated_run_may_not_take_for_granted() -> None:
     out = np.zeros(4, np.float32)
     model.run([ones], out=[out])
     assert out.tolist() == [5] * 4
+
+
+def test_a_refused_run_of_another_extent_leaves_no_trace() -> None:
+    """Runs that come again are those of the last run that was made, not of one that was refused since."""
+    model, expected = rlx.compile(mlp(), device="cuda"), rlx.compile(mlp(), device="reference")
+    for made, refused in ((3, 5), (7, 2), (3, 3)):
+        for _ in range(3):
+            model.run([rows(made)])
+        with pytest.raises(ShapeError):
+            model.run([rows(refused)], out=[np.empty((9, 4), np.float32)])
+        for count in (refused, made, refused, refused):
+            got = model.run([rows(count)])[0].numpy()
+            np.testing.assert_allclose(got, expected.run([rows(count)])[0], rtol=1e-5)
 
 
 def test_repeated_runs_of_other_extents_in_the_same_memory() -> None:

@@ -16,10 +16,10 @@ from rlx.backends.cpu.gemm.chunk import ProductArguments
 from rlx.backends.cpu.gemm.panels.blocks import EncodedBlocks, blocks_of
 from rlx.backends.cpu.gemm.panels.coded import CodedBlocks, CodedPairs
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
-from rlx.backends.cpu.gemm.panels.operands import DEPTH
+from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in
 from rlx.backends.cpu.gemm.panels.q8 import Q8Blocks
 from rlx.backends.cpu.gemm.panels.q8_codes import COLUMNS, Q8Code
-from rlx.backends.cpu.kernels.grouped_panels import pack_blocks_routine, pack_routine
+from rlx.backends.cpu.kernels.grouped_panels import computed_in, pack_blocks_routine, pack_routine
 from rlx.backends.cpu.kernels.matmul.product import Made, Product, emit_product
 from rlx.backends.cpu.schedule.arguments import Address, Argument, KernelCode, Number, Pointer
 from rlx.backends.cpu.schedule.matmul import PANEL_BYTES
@@ -81,6 +81,9 @@ def weights_of(kernel: Kernel, anchor: Contract) -> Weights | None:
     load = b.value if isinstance(b, Cast) else b
     if not isinstance(load, Load) or load.where is not None or load.dtype.name not in ("f16", "bf16", "f32", "f64"):
         return None
+    wide = accumulates_in(anchor)
+    if computed_in(load.dtype) is not wide or (load is not b and b.dtype is not wide):
+        return None  # packing widens elements, and rounds none
     index, column = linear_index(load.indices, load.source.shape), out_vars(len(kernel.stores[0].extents))[-1]
     row, across = (index.coefs.get(v, 0) for v in (DEPTH, column))
     if not index.is_linear or not index.coefs.keys() <= {DEPTH, column} or not isinstance(index.constant, int):
