@@ -58,6 +58,8 @@ def as_number(value: object) -> int | float | None:
         return value
     if whole is not None or _is_bool(value) or isinstance(value, str | bytes | bytearray):
         return whole
+    if getattr(getattr(value, "dtype", None), "kind", None) in tuple("bcmMSU"):  # NumPy makes floats of these too
+        return None
     try:
         return float(value) if hasattr(type(value), "__float__") else None  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001

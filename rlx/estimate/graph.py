@@ -237,16 +237,18 @@ def weigh(
 
 def _rows_read(program: Program, table: Buffer) -> int:
     """Bytes of a param or constant in a file that one run can bring into memory: the rows that it gathers, with the
-    pages that the system brings around each; all where it is read in other ways.
+    pages that the system brings around each; all where it is read in other ways, or in a loop.
     """
     whole = _bound(table)
-    found = 0
+    found = loops = 0
     for kernel in program.run:
+        if kernel.mark is not None and kernel.mark.flow.round is not None:
+            loops += {"loop": 1, "end": -1}.get(kernel.mark.part, 0)
         if table not in {b.base for b in kernel.reads()}:
             continue
         every = {x for e in kernel.expressions() for x in loads(e) if x.source.base is table}
         own = {x: store for store in kernel.stores for x in loads(store.expr) if x.source is table}
-        if kernel.special is not None or not every or every - own.keys():
+        if loops or kernel.special is not None or not every or every - own.keys():
             return whole
         for load, store in {x.indices[:1]: (x, store) for x, store in own.items()}.values():
             extents = dict(zip(out_vars(len(store.extents)), store.extents, strict=True))

@@ -146,7 +146,7 @@ class Scan(Control):
         (body,) = regions
         carried = list(inputs[: self.carries])
         sequences = inputs[self.carries : self.carries + self.scanned]
-        length = self._length(sequences)
+        length = self.rounds(sequences)
         rows = [TensorType(t.shape[1:], t.dtype) for t in sequences]
         self._check_inputs(body, [*carried, *rows, *inputs[self.carries + self.scanned :]])
         results = _results(body)
@@ -154,7 +154,8 @@ class Scan(Control):
             raise ShapeError(f"scan: the body gives ({_show(results)}), the carries are ({_show(carried)})")
         return (*carried, *(TensorType((length, *t.shape), t.dtype) for t in results[self.carries :]))
 
-    def _length(self, sequences: Sequence[TensorType]) -> Size:
+    def rounds(self, sequences: Sequence[TensorType]) -> Size:
+        """The number of rounds over scanned inputs of these types. Raises `ShapeError`."""
         lengths = [] if self.length is None else [self.length]
         for t in sequences:
             if t.rank == 0:

@@ -6,12 +6,10 @@ that only feed themselves, and inputs that no round reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rlx.ir.graph import Graph, Node, Value
-from rlx.ir.shape import Size, Symbol, symbols
+from rlx.ir.shape import Symbol, symbols
 from rlx.ops.control import Scan
-from rlx.passes.rewrite import copy_leaves, copy_node, finish
+from rlx.passes.rewrite import copy_leaves, copy_node, finish, made_symbols, taken_symbols
 from rlx.records import dataclass, replace
 
 __all__ = ["dce"]
@@ -23,8 +21,7 @@ def dce(graph: Graph) -> Graph:
     A node is needed too where its result has a data-dependent dim that a needed node depends on. Guards over dims that
     no node makes any more are dropped: nothing depends on them.
     """
-    leaves = _leaf_symbols(graph)
-    made = {node: _made_symbols(node, leaves) for node in graph.nodes}
+    made = made_symbols(graph)
     live = _live_nodes(graph, made)
     new, values = copy_leaves(graph)
     for node in graph.nodes:
@@ -55,24 +52,24 @@ class _Part:
 def _live_nodes(graph: Graph, made: dict[Node, set[Symbol]]) -> dict[Node, _Part | None]:
     """The nodes that are needed, and of scans which part is; None: the whole node."""
     needed: set[Value] = {o.value for o in graph.outputs} | set(graph.updates.values())
-    dims = {s for v in needed for s in _symbols(v.shape)}
+    dims = {s for v in needed for size in v.shape for s in symbols(size)}
     live: dict[Node, _Part | None] = {}
     for node in reversed(graph.nodes):
         if needed.isdisjoint(node.outputs) and dims.isdisjoint(made[node]):
             continue
         part = live[node] = None if made[node] or not isinstance(node.op, Scan) else _part(node, needed)
         needed.update(node.inputs if part is None else (node.inputs[i] for i in part.inputs))
-        dims.update(_dims_of(node))
+        dims.update(taken_symbols(node))
     return live
 
 
 def _part(node: Node, needed: set[Value]) -> _Part | None:
     """What is needed of a scan: with a carry also what makes it in a round. None: all of it."""
     (body,), carries = node.regions, node.op.carries  # type: ignore[attr-defined]
-    outputs = {i for i, v in enumerate(node.outputs) if v in needed}
+    outputs, made = {i for i, v in enumerate(node.outputs) if v in needed}, made_symbols(body)
     while True:
         chosen = replace(body, outputs=[o for i, o in enumerate(body.outputs) if i in outputs])
-        live = _live_nodes(chosen, {inner: _made_symbols(inner, _leaf_symbols(body)) for inner in body.nodes})
+        live = _live_nodes(chosen, made)
         read = {o.value for o in chosen.outputs}
         for inner, part in live.items():
             read.update(inner.inputs if part is None else (inner.inputs[i] for i in part.inputs))
@@ -93,12 +90,14 @@ def _add_part(new: Graph, node: Node, part: _Part, values: dict[Value, Value]) -
     small = dce(replace(body, outputs=[body.outputs[i] for i in part.outputs]))
     small.inputs = [small.inputs[i] for i in part.inputs]
     carries = sum(i < op.carries for i in part.outputs)
-    scanned = sum(op.carries <= i < op.carries + op.scanned for i in part.inputs)
+    ends = op.carries + op.scanned
+    rows = [node.inputs[i].type for i in part.inputs if op.carries <= i < ends]
+    rounds = op.rounds([v.type for v in node.inputs[op.carries : ends]])
     length = op.length
-    if length is None and not scanned:
-        length = node.inputs[op.carries].shape[0]
+    if length is None and not (rows and op.rounds(rows) == rounds):
+        length = rounds  # that of an input which goes
     made = new.add(
-        replace(op, carries=carries, scanned=scanned, length=length),
+        replace(op, carries=carries, scanned=len(rows), length=length),
         *(values[node.inputs[i]] for i in part.inputs),
         provenance=node.provenance,
         regions=[small],
@@ -106,23 +105,3 @@ def _add_part(new: Graph, node: Node, part: _Part, values: dict[Value, Value]) -
     for i, value in zip(part.outputs, made, strict=True):
         value.name = node.outputs[i].name
         values[node.outputs[i]] = value
-
-
-def _leaf_symbols(graph: Graph) -> set[Symbol]:
-    return {s for v in (*graph.inputs, *graph.params, *graph.states) for s in _symbols(v.shape)}
-
-
-def _made_symbols(node: Node, leaves: set[Symbol]) -> set[Symbol]:
-    """The dims that the node's results have and neither the graph's leaves nor its own inputs do."""
-    own = {s for v in node.outputs for s in _symbols(v.shape)}
-    return own - leaves - {s for v in node.inputs for s in _symbols(v.shape)}
-
-
-def _symbols(sizes: Iterable[Size]) -> Iterable[Symbol]:
-    for size in sizes:
-        yield from symbols(size)
-
-
-def _dims_of(node: Node) -> Iterable[Symbol]:
-    """Every dim that running the node takes."""
-    yield from Graph(nodes=[node]).dims().values()

@@ -10,14 +10,12 @@ A gradient makes such pairs: one scan gives the results of the forward pass, ano
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rlx.ir.graph import Graph, Node, Value
-from rlx.ir.shape import Size, symbols
+from rlx.ir.shape import Size, Symbol, symbols
 from rlx.ops.control import Scan
 from rlx.passes.cse import cse
-from rlx.passes.rewrite import copy_leaves, copy_node, finish, joined
-from rlx.records import dataclass
+from rlx.passes.rewrite import copy_leaves, copy_node, finish, joined, made_symbols, taken_symbols
+from rlx.records import dataclass, replace
 
 __all__ = ["join_scans"]
 
@@ -50,7 +48,7 @@ def _first(graph: Graph) -> _Joined | None:
     scans = [node for node in graph.nodes if isinstance(node.op, Scan) and _is_fixed(node)]
     for n, second in enumerate(scans):
         for first in scans[:n]:
-            if _alike(first, second) and first not in _before(graph, [second]):
+            if _alike(first, second) and first not in _before(graph, second):
                 made = _joined(first, second)
                 if made is not None:
                     return made
@@ -67,21 +65,23 @@ def _alike(a: Node, b: Node) -> bool:
     assert isinstance(a.op, Scan)
     assert isinstance(b.op, Scan)
     few, many = sorted((a.inputs[: a.op.carries], b.inputs[: b.op.carries]), key=len)
-    return bool(few) and a.op.reverse == b.op.reverse and _length(a) == _length(b) and set(few) <= set(many)
+    return bool(few) and a.op.reverse == b.op.reverse and _rounds(a) == _rounds(b) and set(few) <= set(many)
 
 
-def _length(node: Node) -> Size | None:
+def _rounds(node: Node) -> Size:
     op = node.op
     assert isinstance(op, Scan)
-    return node.inputs[op.carries].shape[0] if op.scanned else op.length
+    return op.rounds([v.type for v in node.inputs[op.carries : op.carries + op.scanned]])
 
 
-def _before(graph: Graph, ends: Iterable[Node]) -> set[Node]:
-    """The nodes that these need, themselves included."""
-    found = set(ends)
+def _before(graph: Graph, end: Node) -> set[Node]:
+    """The nodes that this one needs, for values or for dims that data decide, itself included."""
+    found, made, dims = {end}, made_symbols(graph), set[Symbol]()
     for node in reversed(graph.nodes):
-        if node in found:
+        if node in found or not dims.isdisjoint(made[node]):
+            found.add(node)
             found.update(v.node for v in node.inputs if v.node is not None)
+            dims.update(taken_symbols(node))
     return found
 
 
@@ -96,13 +96,10 @@ def _joined(first: Node, second: Node) -> _Joined | None:
         i = next((i for i in range(a.carries) if first.inputs[i] is second.inputs[j] and i not in taken), None)
         if i is not None:
             same.append((i, j))
-    while len(same) == min(a.carries, b.carries):
-        both = _Both(first, second, same)
-        kept = [(i, j) for i, j in same if both.results[0][i] is both.results[1][j]]
-        if len(kept) == len(same):
-            return both.scan()
-        same = kept
-    return None
+    if len(same) < min(a.carries, b.carries):
+        return None
+    both = _Both(first, second, same)
+    return both.scan() if all(both.results[0][i] is both.results[1][j] for i, j in same) else None
 
 
 class _Both:
@@ -168,7 +165,9 @@ class _Both:
         body.outputs = []
         for i, value in enumerate((*carries, *rows)):
             body.output(value, f"out{i}")
-        op = Scan(len(carries), self.rows, None if self.rows else _length(first), a.reverse)
+        op, rows_in = Scan(len(carries), self.rows, None, a.reverse), [v.type for v in self.inputs[self.carries :]]
+        if not self.rows or op.rounds(rows_in[: self.rows]) != _rounds(first):
+            op = replace(op, length=_rounds(first))
         return _Joined(first, second, op, body, self.inputs, tuple(of_first), tuple(of_second))
 
 
@@ -190,7 +189,7 @@ def _with(graph: Graph, made: _Joined) -> Graph:
     """The graph with one scan in the place of two: where the first one was, after what the second one needs."""
     new, values = copy_leaves(graph)
     start = graph.nodes.index(made.first)
-    sooner = _before(graph, [made.second])
+    sooner = _before(graph, made.second)
     ahead = [node for node in graph.nodes[start + 1 :] if node in sooner and node is not made.second]
     for node in (*graph.nodes[:start], *ahead, made.first, *graph.nodes[start + 1 :]):
         if node is made.first:

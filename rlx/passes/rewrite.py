@@ -6,12 +6,13 @@ What stands for a node has its type, symbolic sizes included; that it has its va
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from rlx.ir.casting import cast
 from rlx.ir.graph import Graph, Node, Operator, Output, TensorType, Value, count_readers
+from rlx.ir.shape import Size, Symbol, symbols
 from rlx.records import dataclass, field
 
 __all__ = [
@@ -21,8 +22,10 @@ __all__ = [
     "finish",
     "inside_regions",
     "joined",
+    "made_symbols",
     "rewrite",
     "rewrite_all",
+    "taken_symbols",
     "track_values",
 ]
 
@@ -84,6 +87,27 @@ def track_values(graph: Graph) -> None:
 def joined(*nodes: Node) -> tuple[str, ...]:
     """The provenances of all the nodes, each source once, in order."""
     return tuple(dict.fromkeys(source for node in nodes for source in node.provenance))
+
+
+def made_symbols(graph: Graph) -> dict[Node, set[Symbol]]:
+    """By node the dims that its results have and neither the graph's leaves nor its own inputs do."""
+    leaves = {s for v in (*graph.inputs, *graph.params, *graph.states) for s in _symbols(v.shape)}
+
+    def made(node: Node) -> set[Symbol]:
+        own = {s for v in node.outputs for s in _symbols(v.shape)}
+        return own - leaves - {s for v in node.inputs for s in _symbols(v.shape)}
+
+    return {node: made(node) for node in graph.nodes}
+
+
+def taken_symbols(node: Node) -> Iterable[Symbol]:
+    """Every dim that running the node takes."""
+    return Graph(nodes=[node]).dims().values()
+
+
+def _symbols(sizes: Iterable[Size]) -> Iterable[Symbol]:
+    for size in sizes:
+        yield from symbols(size)
 
 
 @dataclass

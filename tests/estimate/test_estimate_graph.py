@@ -457,3 +457,14 @@ def test_tables_in_a_file_count_what_a_run_can_read() -> None:
         assert found.mapped_weight_bytes == 1000 * 4096 * 4
         assert found.weight_bytes == (1000 * 4096 * 4 if whole else rows * (4096 * 4 + (64 << 10)))
         assert any("can't reach" in note for note in found.notes) is not whole
+
+
+def test_a_table_that_rounds_of_a_loop_gather_from_counts_whole() -> None:
+    """Each round may reach other rows."""
+    graph = rlx.Graph("table")
+    table, first = graph.param("table", (1000, 64)), graph.input("first", (64,))
+    places = graph.input("places", (50,), "i64")
+    graph.output(rlx.scan(lambda h, place: (h + rlx.gather(table, place), None), first, places)[0])
+    options = CompileOptions(device="cpu")
+    found = estimate_graph(graph, backend_named("cpu"), options, Overhead(0), mapped=lambda name: True)
+    assert found.weight_bytes == 1000 * 64 * 4

@@ -11,10 +11,16 @@ from pass_checks import N, checked, node_of, ops
 import rlx
 import rlx.ops as o
 from rlx.ir.graph import Graph, Value
+from rlx.ir.shape import Dim
+from rlx.ir.verify import verify
+from rlx.ops.control import Scan
+from rlx.ops.layout import Full
 from rlx.passes.cse import cse
 from rlx.passes.dce import dce
 from rlx.passes.join_scans import join_scans
 from rlx.passes.scan_rows import scan_rows
+
+M = Dim("m")
 
 
 def start() -> tuple[Graph, Value, Value, Value]:
@@ -170,3 +176,46 @@ def test_scans_of_no_rounds() -> None:
     assert np.array_equal(
         rlx.compile(g, device="cpu")(rows=np.zeros((0, 3), "f"), first=np.ones(3, "f"))["a"], [1, 1, 1]
     )
+
+
+@pytest.mark.parametrize("size", [M, 4])
+def test_a_scan_without_some_of_its_rows_keeps_its_length(size: Any) -> None:
+    g = Graph()
+    rows, others = g.input("rows", (N, 3)), g.input("others", (size, 3))  # a guard says that they are as many
+    for name, read in ("a", 0), ("b", 1):
+        made = rlx.scan(lambda h, r, i=read: (h + r[i], h * r[i]), g.input(f"first_{name}", (3,)), (rows, others))[1]
+        g.output(o.exp(made), name)
+    after = dce(g)
+    verify(after)
+    assert [out.value.type for out in after.outputs] == [out.value.type for out in g.outputs]
+    assert [n.op.scanned for n in after.nodes if isinstance(n.op, Scan)] == [1, 1]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_scans_of_lengths_that_only_a_guard_makes_equal_stay_apart(turned: bool) -> None:
+    g, rows, first, _ = start()
+    four = g.input("four", (4, 1, 3))
+
+    def longer() -> None:
+        g.output(o.exp(rlx.scan(lambda h, r: (h + r[0], h * r[1]), first, (rows, four))[1]), "a")
+
+    def shorter() -> None:
+        g.output(o.exp(rlx.scan(lambda h, r: (h + r, h * 2.0), first, rows)[1]), "b")
+
+    for make in (shorter, longer) if turned else (longer, shorter):
+        make()
+    after = join_scans(cse(g))
+    verify(after)
+    assert ops(after).count("scan") == 2
+
+
+@pytest.mark.parametrize("of_first", [False, True])
+def test_a_size_that_data_decide_is_known_before_the_joined_scan(of_first: bool) -> None:
+    g = Graph()
+    rows, first = g.input("rows", (N, 3)), g.input("first", (3,))
+    last, made = rlx.scan(lambda h, r: (h + r, h * r), first, rows)
+    g.output(made, "a")
+    g.output(o.non_zero(last if of_first else first, count=Dim("k", 0, 3)), "places")
+    ones = g.add(Full((Dim("k", 0, 3),), 1.0, rows.dtype))[0]  # reads the size alone
+    g.output(rlx.scan(lambda h, r: (h + r, h * o.reduce_sum(ones)), first, rows)[1], "b")
+    assert ops(checked(g, cse, join_scans)).count("scan") == (2 if of_first else 1)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -38,9 +39,22 @@ def test_what_is_no_integer(value: Any) -> None:
     assert kept is value
 
 
-@pytest.mark.parametrize("value", [True, np.bool_(True), "1", None, 1j, np.ones(2), b"1"])
+@pytest.mark.parametrize(
+    "value", [True, np.bool_(True), np.array(True), "1", np.array("1"), None, 1j, np.ones(2), b"1"]
+)
+@pytest.mark.filterwarnings("error")
 def test_what_is_no_number(value: Any) -> None:
     assert as_number(value) is None
+
+
+@pytest.mark.parametrize("value", [np.complex64(1 + 2j), np.datetime64(3, "s")])
+@pytest.mark.filterwarnings("error")
+def test_what_numpy_alone_makes_a_float_of(value: Any) -> None:
+    assert as_number(value) is None
+
+
+def test_numbers_of_narrow_types() -> None:
+    assert as_number(np.float16(0.5)) == as_number(ml_dtypes.bfloat16(0.5)) == 0.5
 
 
 @pytest.mark.parametrize("name", NUMBERS)

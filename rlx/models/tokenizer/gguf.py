@@ -238,10 +238,11 @@ def _merges(read: _Metadata, numbers: Mapping[str, int]) -> list[tuple[str, str]
         read.fail(f"has no {PREFIX}merges, without which a vocabulary of this kind can't be used")
     known = {text: text for text in numbers}.get  # one object of each: some 10^5 copies would take 10 MB
     merges = [(known(one), known(other)) for one, _, other in (line.partition(" ") for line in lines)]
-    wrong = next((n for n, pair in enumerate(merges) if None in pair), None)
+    # the library panics at some pairs that make no token
+    wrong = next((n for n, (a, b) in enumerate(merges) if a is None or b is None or a + b not in numbers), None)
     if wrong is not None:
-        read.fail(f"{PREFIX}merges: {lines[wrong]!r:.80}: its parts are no tokens")
-    return merges  # type: ignore[return-value]  # that pairs make tokens is what the library sees to
+        read.fail(f"{PREFIX}merges: {lines[wrong]!r:.80}: its parts, or what they make, are no tokens")
+    return merges  # type: ignore[return-value]  # none is None
 
 
 def _sentence_pieces(read: _Metadata, vocabulary: _Vocabulary) -> _Built:

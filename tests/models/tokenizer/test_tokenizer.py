@@ -228,6 +228,7 @@ def changed(kind: str, **values: Any) -> dict[str, Any]:
         ("byte_level", {"model": 3}, "expected a string, got int"),
         ("byte_level", {"pre": "no-such"}, "known are .*llama-bpe"),
         ("byte_level", {"merges": None}, "has no tokenizer.ggml.merges"),
+        ("byte_level", {"tokens": list("abc"), "token_type": None, "merges": ["b c"]}, "merges: 'b c': its parts, or"),
         ("byte_level", {"merges": ["no such"]}, "are no tokens"),
         ("byte_level", {"merges": [3]}, "of another type"),
         ("byte_level", {"tokens": []}, "has no tokenizer.ggml.tokens"),
