@@ -43,10 +43,8 @@ def as_int(value: object) -> int | None:
     """The value as an int where it is an integer of any library (also an array of one); None for others and bools."""
     if type(value) is int:
         return value
-    if _is_bool(value):
-        return None
     try:
-        return operator.index(value)  # type: ignore[arg-type]
+        return operator.index(value) if _may_be_number(value) else None  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001 - whatever a class of the caller raises: it is no integer
         return None
 
@@ -56,18 +54,20 @@ def as_number(value: object) -> int | float | None:
     whole = as_int(value)
     if isinstance(value, float):
         return value
-    if whole is not None or _is_bool(value) or isinstance(value, str | bytes | bytearray):
+    if whole is not None or isinstance(value, str | bytes | bytearray):
         return whole
-    if getattr(getattr(value, "dtype", None), "kind", None) in tuple("bcmMSU"):  # NumPy makes floats of these too
-        return None
     try:
-        return float(value) if hasattr(type(value), "__float__") else None  # type: ignore[arg-type]
+        known = hasattr(type(value), "__float__") and _may_be_number(value)
+        return float(value) if known else None  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001
         return None
 
 
-def _is_bool(value: object) -> bool:
-    return type(value).__name__ in ("bool", "bool_")
+def _may_be_number(value: object) -> bool:
+    """Whether it is no bool, and no text, time, complex number or bool of an array library: many convert to numbers."""
+    dtype = getattr(value, "dtype", None)
+    name = str(getattr(dtype, "name", dtype))  # "uint8" and "bfloat16" of NumPy, "torch.int64"
+    return not isinstance(value, bool) and (dtype is None or "int" in name or "float" in name)
 
 
 def int_or_same(value: Any) -> Any:

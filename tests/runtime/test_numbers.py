@@ -47,14 +47,38 @@ def test_what_is_no_number(value: Any) -> None:
     assert as_number(value) is None
 
 
-@pytest.mark.parametrize("value", [np.complex64(1 + 2j), np.datetime64(3, "s")])
-@pytest.mark.filterwarnings("error")
-def test_what_numpy_alone_makes_a_float_of(value: Any) -> None:
-    assert as_number(value) is None
-
-
 def test_numbers_of_narrow_types() -> None:
     assert as_number(np.float16(0.5)) == as_number(ml_dtypes.bfloat16(0.5)) == 0.5
+
+
+OTHERS = [
+    np.array(True),
+    np.array("1"),
+    np.complex64(1 + 2j),
+    np.datetime64(3, "s"),
+    np.timedelta64(5),
+    np.array(True, object),
+    np.void(b"1234"),
+]
+
+
+class Truth:
+    """A bool of a library whose bools are indices, as those of torch are."""
+
+    dtype = "torch.bool"
+
+    def __index__(self) -> int:
+        return 1
+
+    def __float__(self) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("value", [*OTHERS, Truth()], ids=repr)
+def test_what_only_converts_to_a_number(value: Any) -> None:
+    """Bools, texts, times and complex numbers of array libraries are none, though Python converts them."""
+    assert as_int(value) is None
+    assert as_number(value) is None
 
 
 @pytest.mark.parametrize("name", NUMBERS)

@@ -133,3 +133,20 @@ def test_what_is_not_finite_stays_in_its_row_and_column() -> None:
     assert np.isinf(np.delete(got[1], 55)).all()
     assert (np.delete(got[0], 55) == 50).all()
     assert DTYPES["f32"].numpy == got.dtype
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows_beside_an_open_number_of_rows(kind: str, turned: bool) -> None:
+    """Products of no rows and of rows that a run decides have code of different names in one graph."""
+    g, rng = rlx.Graph("g"), np.random.default_rng(0)
+    for name, rows in (("none", 0), ("open", rlx.Dim("rows", 0, 5))):
+        x = g.input(name, (rows, 97), dtype=kind)
+        w = g.input(f"w_{name}", (65, 97) if turned else (97, 65), dtype=kind)
+        g.output(x @ (rlx.transpose(w, (1, 0)) if turned else w), f"y_{name}")
+    model, plain = compiled(g), rlx.compile(g, device="reference")
+    for rows in (0, 3):
+        feeds = feed_of(g, {"rows": rows}, rng)
+        for got, want in zip(model.run(feeds), plain.run(feeds), strict=True):
+            assert got.shape == want.shape
+            assert np.allclose(got.astype("f8"), want.astype("f8"), rtol=2e-2, atol=0.2)

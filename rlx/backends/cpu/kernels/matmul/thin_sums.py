@@ -62,7 +62,7 @@ def routine(types: Types, rows: int | None = None, tile: Tile | None = None, *, 
     way, together = ("along", TOGETHER) if along else ("across", ACROSS)
     counts = _counts(rows, together)
     kind = f"rlx_thin_{way}_{names}x{types.lanes}"
-    name = "_".join([kind, *["tiles"] * (tile is not None), *([str(rows)] if rows else [])])
+    name = "_".join([kind, *["tiles"] * (tile is not None), *([] if rows is None else [str(rows)])])
     f = Function(name, arguments_of(ARGUMENTS), attrs="nounwind noinline")
     if tile:
         emit_tiles(f, types, tile, counts, together)
