@@ -1,4 +1,9 @@
-"""Passes: Graph -> Graph, one a file. They raise what exporters take apart, fold, and leave out what nothing needs."""
+"""Passes: Graph -> Graph, one a file. They raise what exporters take apart, fold, and leave out what nothing needs.
+
+A pass is added by a file here, whose function is named like it and leaves its argument as it was (`rewrite` has what
+they share), by its place in `PASSES`, and by `tests/passes/texts/NAME.txt`: graphs before and after it, and one that
+it leaves alone. Passes that need more than the graph, such as `dims` and `legalise`, `rlx/compiler.py` calls itself.
+"""
 
 from __future__ import annotations
 
