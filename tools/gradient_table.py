@@ -23,6 +23,9 @@ HEAD = """# Rules for gradients
 How each op of rlx is differentiated (see [gradients.md](gradients.md)) and vectorised. Page written by
 `python tools/gradient_table.py`.
 
+Rules are in the file of the op's family in `rlx/ops/gradients`, attached to its class by a decorator (`@jvp(Softmax)`);
+those that take loops are in `rlx/transform`. `rlx/ops/gradients/__init__.py` says which are where.
+
 | backward | what it means |
 |---|---|
 | rule | a rule of its own |

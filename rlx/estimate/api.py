@@ -68,9 +68,8 @@ def estimate(
     that `rlx.load_llm` takes is planned as there, with its defaults; of others there is a forecast.
     `grad` asks for the model with gradients: True, names, or the keywords of `rlx.value_and_grad` of a graph, such as
     {"wrt": names, "of": output}. `weights` are those that are in memory already, arrays by name. `overhead` gives the
-    device's own bytes; None: those
-    measured once on this machine. Further keywords are those of `rlx.compile`. Raises `ShapeError` where a size has no
-    bound, `OptionError`, and what reading and compiling raise.
+    device's own bytes; None: those measured once on this machine. Further keywords are those of `rlx.compile`. Raises
+    `ShapeError` where a size has no bound, `OptionError`, and what reading and compiling raise.
     """
     chosen = CompileOptions(device=device).with_options({**options, "dims": dims})
     name = device_named(device)

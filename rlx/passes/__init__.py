@@ -1,4 +1,10 @@
-"""Passes: Graph -> Graph, one a file. They raise what exporters take apart, fold, and leave out what nothing needs."""
+"""Passes: Graph -> Graph, one a file. They raise what exporters take apart, fold, and leave out what nothing needs.
+
+A pass is added by a file here, or in `raising` if it makes one op of many: a function with the file's name, which
+leaves its argument as it was (`rewrite` has what passes share). Then by its place in `PASSES`, and by
+`tests/passes/texts/NAME.txt`: graphs before and after it, and one that it leaves alone. Passes that need more than the
+graph, such as `dims` and `legalise`, `rlx/compiler.py` calls itself.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +18,12 @@ from rlx.passes.fold import fold
 from rlx.passes.fold_batch_norm import fold_batch_norm
 from rlx.passes.join_scans import join_scans
 from rlx.passes.layout import layout
-from rlx.passes.raise_activation import raise_activation
-from rlx.passes.raise_attention import raise_attention
-from rlx.passes.raise_encoding import raise_encoding
-from rlx.passes.raise_integer import raise_integer
-from rlx.passes.raise_norm import raise_norm
-from rlx.passes.raise_softmax import raise_softmax
+from rlx.passes.raising.raise_activation import raise_activation
+from rlx.passes.raising.raise_attention import raise_attention
+from rlx.passes.raising.raise_encoding import raise_encoding
+from rlx.passes.raising.raise_integer import raise_integer
+from rlx.passes.raising.raise_norm import raise_norm
+from rlx.passes.raising.raise_softmax import raise_softmax
 from rlx.passes.rewrite import inside_regions
 from rlx.passes.scan_rows import scan_rows
 from rlx.passes.split_complex import split_complex

@@ -318,16 +318,20 @@ def vmap(
         work = _Batched(size, values, axis_name)
         work.add(work.taken(start))
         places = _axes("out_axes", out_axes, result)
-        made = []
-        for value, place in zip(outputs, places, strict=True):
-            if place is None and value in work.values:
-                raise OptionError("vmap: out_axes is None for a result that differs between the slices")
-            whole = work.whole(value) if place is None else work.result(value)
-            if place is not None and not -whole.rank <= place < whole.rank:
-                raise ShapeError(
-                    f"vmap: out_axes={place}: the result has the axes 0 to {whole.rank - 1} with that of the slices"
-                )
-            made.append(whole if place is None else moved(whole, 0, place % whole.rank))
-        return fill(result, made)
+        return fill(result, [_placed(work, value, place) for value, place in zip(outputs, places, strict=True)])
 
     return transformed("vmap", function, call)
+
+
+def _placed(work: _Batched, value: Value, place: int | None) -> Value:
+    """A result for all slices, their axis at `place`; None: one that is the same for all, without that axis."""
+    if place is None:
+        if value in work.values:
+            raise OptionError("vmap: out_axes is None for a result that differs between the slices")
+        return work.whole(value)
+    whole = work.result(value)
+    if not -whole.rank <= place < whole.rank:
+        raise ShapeError(
+            f"vmap: out_axes={place}: the result has the axes 0 to {whole.rank - 1} with that of the slices"
+        )
+    return moved(whole, 0, place % whole.rank)

@@ -18,7 +18,7 @@ from rlx.importers.onnx import load
 from rlx.ir.graph import Graph, Value
 from rlx.passes import run_passes
 from rlx.passes.dce import dce
-from rlx.passes.raise_activation import raise_activation
+from rlx.passes.raising.raise_activation import raise_activation
 
 ROOT2 = math.sqrt(2)
 TANH = math.sqrt(2 / math.pi)

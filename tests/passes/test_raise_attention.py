@@ -17,7 +17,7 @@ from rlx.ops.layout import Iota
 from rlx.passes import run_passes
 from rlx.passes.dce import dce
 from rlx.passes.layout import layout
-from rlx.passes.raise_attention import raise_attention
+from rlx.passes.raising.raise_attention import raise_attention
 
 H, D = 3, 8
 

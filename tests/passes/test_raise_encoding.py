@@ -14,7 +14,7 @@ from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph, Value
 from rlx.passes import run_passes
 from rlx.passes.dce import dce
-from rlx.passes.raise_encoding import raise_encoding
+from rlx.passes.raising.raise_encoding import raise_encoding
 
 RNG = np.random.default_rng(0)
 

@@ -14,7 +14,7 @@ from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.verify import verify
 from rlx.passes import run_passes
 from rlx.passes.dce import dce
-from rlx.passes.raise_integer import raise_integer
+from rlx.passes.raising.raise_integer import raise_integer
 
 RNG = np.random.default_rng(0)
 

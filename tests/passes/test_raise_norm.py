@@ -16,8 +16,8 @@ from rlx.passes.algebra import algebra
 from rlx.passes.cse import cse
 from rlx.passes.dce import dce
 from rlx.passes.layout import layout
-from rlx.passes.raise_norm import raise_norm
-from rlx.passes.raise_softmax import raise_softmax
+from rlx.passes.raising.raise_norm import raise_norm
+from rlx.passes.raising.raise_softmax import raise_softmax
 
 EPS = 1e-5
 

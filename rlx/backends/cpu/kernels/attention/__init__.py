@@ -1,1 +1,1 @@
-"""The ways to compute attention."""
+"""The ways to compute attention: `strategies` is their list."""
