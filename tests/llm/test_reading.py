@@ -64,3 +64,15 @@ def test_a_device_that_does_not_tell_gives_no_rate(path: Path) -> None:
         list(llm.generate([1, 40], 3, ignore_eos=True))
         assert (llm.slots.reading, llm.stats.bytes_per_second, llm.bandwidth_share) == (None, 0.0, None)
         assert "read" not in str(llm.stats)
+
+
+def test_a_table_that_is_the_head_too_counts(tmp_path: Path) -> None:
+    """Where the head isn't packed, its products and the look-up of tokens read the same table."""
+    case, read = CONFIGS["llama"], []
+    for tied in (False, True):
+        shapes = {name: shape for name, shape in case["shapes"].items() if not (tied and name == "lm_head.weight")}
+        path = write_folder(tmp_path / str(tied), {**case["config"], "tie_word_embeddings": tied}, shapes)
+        with rlx.load_llm(path, device="cpu", context=64, packing="none") as llm:
+            assert llm.slots.reading is not None
+            read.append(llm.slots.reading.weights)
+    assert read[0] == read[1]
