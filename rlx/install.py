@@ -68,4 +68,6 @@ def instead_of(source: str) -> str:
     is_name = owner and name and not set("/\\.~ ") & set(owner) and "/" not in name
     if not is_name or name.endswith((".onnx", ".gguf", ".safetensors", ".rlx", ".rlxart")):
         return ""
-    return f". If it is a name on a hub, download its files first: `hf download {source} --local-dir FOLDER`"
+    from shlex import quote
+
+    return f". If it is a name on a hub, download its files first: `hf download {quote(source)} --local-dir FOLDER`"

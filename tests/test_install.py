@@ -195,3 +195,9 @@ def test_every_extra_in_a_message_exists() -> None:
     assert named
     assert named <= set(PROJECT["optional-dependencies"])
     assert not re.findall(r"pip install ['\"]rlx\[.*", text)
+
+
+def test_a_name_on_a_hub_is_quoted_for_the_shell() -> None:
+    assert "`hf download a/b --local-dir FOLDER`" in install.instead_of("a/b")
+    assert "`hf download 'a/b;c $(d)' --local-dir FOLDER`" in install.instead_of("a/b;c $(d)")
+    assert install.instead_of("a/b.onnx") == ""
