@@ -74,7 +74,7 @@ class Truth:
         return 1.0
 
 
-@pytest.mark.parametrize("value", [*OTHERS, Truth()], ids=repr)
+@pytest.mark.parametrize("value", [*OTHERS, Truth()], ids=lambda value: type(value).__name__)
 def test_what_only_converts_to_a_number(value: Any) -> None:
     """Bools, texts, times and complex numbers of array libraries are none, though Python converts them."""
     assert as_int(value) is None
