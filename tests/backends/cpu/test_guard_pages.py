@@ -26,6 +26,7 @@ from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array, Graph
 from rlx.ops.base import OPS
 from rlx.ops.contract import MatMul
+from rlx.ops.layout import Pad
 from rlx.ops.select import Produced
 from rlx.passes import run_passes
 from rlx.passes.legalise import legalise
@@ -66,6 +67,12 @@ def test_products_of_rounded_activations_stay_inside_their_buffers(name: str) ->
 def test_whole_run_stays_inside_its_memory(name: str) -> None:
     """Compiled models with arena, params, packed weights, inputs and `out=` arrays against guard pages."""
     run_script(f"run:{name}")
+
+
+@pytest.mark.parametrize("mode", ["edge", "reflect", "wrap"])
+def test_pads_of_one_side_stay_inside_their_buffers(mode: str) -> None:
+    """Fewer elements of padding than a vector has: the index of one side is that of no element on the other."""
+    run_script(f"pads:{mode}")
 
 
 def test_a_stray_read_is_noticed() -> None:
@@ -130,6 +137,18 @@ def check_random(first: int, last: int) -> None:
         check_kernels(graph, inputs, params, sizes, ({},))
 
 
+def check_pads(mode: str) -> None:
+    rng = np.random.default_rng(0)
+    for dtype in ("f32", "f64", "bf16", "i8"):
+        for size in (3, 33, 97, 4097):
+            g = Graph("pads")
+            x = g.input("x", (3, size), dtype)
+            for number, pads in enumerate(((0, 0, 0, 1), (0, 1, 0, 0), (0, 2, 0, 1), (0, 0, 0, 2))):
+                g.output(g.add(Pad(pads, 0, mode), x)[0], f"y{number}")
+            given = {"x": rng.integers(-9, 9, (3, size)).astype(x.dtype.numpy)}
+            check_kernels(g, given, {}, {}, ({},))
+
+
 def check_run(name: str, patch: pytest.MonkeyPatch) -> None:
     """A model whose own memory is guarded, run into guarded `out=` arrays."""
 
@@ -157,6 +176,8 @@ def main(what: str, *numbers: str) -> None:
             check_run(rest, patch)
     elif kind == "rounded":
         check_rounded(rest)
+    elif kind == "pads":
+        check_pads(rest)
     elif kind == "random":
         check_random(*map(int, rest.split(":")))
     else:

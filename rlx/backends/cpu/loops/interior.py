@@ -77,11 +77,17 @@ def drop_tests(expr: Expr, tests: dict[Expr, Affine]) -> Expr:
 
 
 def outside_of(expr: Expr, tests: dict[Expr, Affine]) -> Expr | None:
-    """The expression where some test fails, if it tests one thing: every condition is that all of them hold."""
+    """The expression where some test fails, if it tests one thing: every condition is that all of them hold.
+
+    No index may depend on one: vectors of what is outside go on into the interior, where that index is of no element.
+    """
     nodes = walk(expr)
     conditions = [x.where if isinstance(x, Load) else x.cond for x in nodes if isinstance(x, Load | Select)]
     one = all(set(conjuncts(c)) == set(tests) for c in conditions if c is not None)
     if not tests or not one or any(isinstance(x, Reduce) for x in nodes):  # the forms of reductions are at their lowest
+        return None
+    within = [y for x in nodes if isinstance(x, Load) for index in x.indices for y in walk(index)]
+    if any(isinstance(y, Select) or (isinstance(y, Load) and y.where is not None) for y in within):
         return None
 
     def visit(x: Expr) -> Expr | None:
