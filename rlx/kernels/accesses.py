@@ -21,6 +21,7 @@ __all__ = [
     "looked_up",
     "loop_kind",
     "may_overwrite",
+    "read_whole",
     "reads",
     "with_anchor_expressions",
 ]
@@ -99,6 +100,15 @@ def looked_up(kernel: Kernel) -> tuple[Buffer, ...]:
         named = kernel.anchor is None and any(True for at in load.indices for _ in loads(at))
         found[load.source.base] = found.get(load.source.base, True) and named
     return tuple(b for b, named in found.items() if named)
+
+
+@kept
+def read_whole(kernel: Kernel) -> frozenset[Buffer]:
+    """The buffers it reads, but tables of which it reads rows that indices in memory name, also in an anchor."""
+    every = [load for e in kernel.expressions() for load in loads(e)]
+    rows = {load for load in every if any(True for at in load.indices for _ in loads(at))}
+    other = {load.source.base for load in every if load not in rows} | {b.base for b in kernel.operands}
+    return frozenset({b.base for b in kernel.reads()} - ({load.source.base for load in rows} - other))
 
 
 def in_place_operands(kernel: Kernel) -> tuple[Buffer, ...]:

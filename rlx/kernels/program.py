@@ -238,6 +238,12 @@ class Kernel:
 
         return accesses.looked_up(self)
 
+    def read_whole(self) -> frozenset[Buffer]:
+        """The buffers it reads, but tables of which it reads rows that indices in memory name, also in an anchor."""
+        from rlx.kernels import accesses
+
+        return accesses.read_whole(self)
+
     def writes(self) -> tuple[Buffer, ...]:
         """The buffers written, each once."""
         return tuple(dict.fromkeys([*(s.buffer for s in self.stores), *self.results]))

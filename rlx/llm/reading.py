@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from rlx.kernels.expr import loads
-from rlx.kernels.program import Buffer, Kernel
 from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.states import State
@@ -29,27 +27,20 @@ class Reading:
         return self.weights + sum(size * min(positions, most) for size, most in self.caches)
 
 
-def _read_whole(kernel: Kernel) -> set[Buffer]:
-    """What a kernel reads, but tables of which it reads rows that indices in memory name."""
-    every = [load for e in kernel.expressions() for load in loads(e)]
-    rows = {load for load in every if any(True for at in load.indices for _ in loads(at))}
-    other = {load.source.base for load in every if load not in rows} | {b.base for b in kernel.operands}
-    return {b.base for b in kernel.reads()} - ({load.source.base for load in rows} - other)
-
-
 def reading_of(model: CompiledGraph, caches: list[State]) -> Reading | None:
     """None where the device does not say which weights its kernels read."""
     program = model._executable.program
     if program is None:
         return None
     read = {b.base for kernel in program.run for b in kernel.reads()}
-    whole = sum(b.nbytes({}) for b in set[Buffer]().union(*map(_read_whole, program.run)) if b.is_fixed)
+    whole = {b for kernel in program.run for b in kernel.read_whole()}
+    weights = sum(b.nbytes({}) for b in whole if b.is_fixed)
     for layer in program.experts:
         panels = sum(weight.panels.nbytes({}) for weight in layer.weights if weight.panels in read)
         sources = {weight.source.base for weight in layer.weights} & read  # of experts without panels
-        whole -= panels - panels * layer.top_k // layer.experts + sum(b.nbytes({}) for b in sources)
+        weights -= panels - panels * layer.top_k // layer.experts + sum(b.nbytes({}) for b in sources)
     rows = []
     for state in caches:
         shape, dtype = state.stored
         rows.append((math.prod(shape) * dtype.itemsize // (shape[0] * shape[2]), shape[2]))
-    return Reading(whole, tuple(rows))
+    return Reading(weights, tuple(rows))

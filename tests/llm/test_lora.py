@@ -225,7 +225,7 @@ def test_a_snapshot_keeps_the_adapter_of_its_text(tmp_path: Path, monkeypatch: p
         next(made)
         hashed: list[int] = []
         real = hashlib.sha256
-        monkeypatch.setattr("rlx.runtime.adapters.hashlib.sha256", lambda *given: hashed.append(1) or real(*given))
+        monkeypatch.setattr("rlx.runtime.adapters.sha256", lambda *given: hashed.append(1) or real(*given))
         data = llm.snapshot(made)
         first = len(hashed)
         llm.snapshot(made)
