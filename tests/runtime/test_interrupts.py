@@ -48,7 +48,7 @@ CASES: dict[str, tuple[Build, Callable[[], list[Array]]]] = {
     "sum of rows": (lambda g, x: rlx.sum(x, axis=0), lambda: [floats(4 * N, 2)]),
     "largest": (lambda g, x: rlx.max(rlx.exp(x)), lambda: [floats(4 * N)]),
     "place of the largest": (lambda g, x: rlx.argmax(x, axis=0), lambda: [floats(8 * N)]),
-    "running sum": (op("cum_sum", axis=0), lambda: [floats(N // 2)]),
+    "running sum": (op("cum_sum", axis=0), lambda: [floats(4 * N)]),
     "sort": (op("top_k", k=N // 4, axis=-1), lambda: [floats(N // 4)]),
     "some of many": (op("top_k", k=1000, axis=-1), lambda: [floats(2 * N)]),
     "few of many": (op("top_k", k=8, axis=-1), lambda: [floats(8 * N)]),
