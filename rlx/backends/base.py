@@ -118,9 +118,9 @@ class CodeSizes:
     arguments; `scratch(extents)` is working memory of a run for all threads, `prepare_scratch` that of packing.
     `spare` are bytes of packed weights that only unusual values fill. `results(plan, sizes)` is what runs by a plan
     take beside its arena for results of these sizes, where the caller still has those of the run before.
-    Weights in a file that kernels can't read there are copied to be packed, so many bytes (`step`) and one weight at a
-    time; None: all are copied before. `loading`: of a device that copies all weights to memory of its own, what is
-    there at the most while they come, beside what stays.
+    Weights in a file that kernels can't read there are copied to be packed, in parts that end once they are so many
+    bytes (`step`) with their packed forms; None: all are copied before. `loading`: of a device that copies all weights
+    to memory of its own, what is there at the most while they come, beside what stays.
     """
 
     phases: int
