@@ -11,10 +11,10 @@ A gradient makes such pairs: one scan gives the results of the forward pass, ano
 from __future__ import annotations
 
 from rlx.ir.graph import Graph, Node, Value
-from rlx.ir.shape import Size, Symbol, symbols
+from rlx.ir.shape import Symbol, symbols
 from rlx.ops.control import Scan
 from rlx.passes.cse import cse
-from rlx.passes.rewrite import copy_leaves, copy_node, finish, joined, made_symbols, taken_symbols
+from rlx.passes.rewrite import copy_leaves, copy_node, finish, joined, made_symbols, rounds_of, taken_symbols
 from rlx.records import dataclass, replace
 
 __all__ = ["join_scans"]
@@ -65,13 +65,7 @@ def _alike(a: Node, b: Node) -> bool:
     assert isinstance(a.op, Scan)
     assert isinstance(b.op, Scan)
     few, many = sorted((a.inputs[: a.op.carries], b.inputs[: b.op.carries]), key=len)
-    return bool(few) and a.op.reverse == b.op.reverse and _rounds(a) == _rounds(b) and set(few) <= set(many)
-
-
-def _rounds(node: Node) -> Size:
-    op = node.op
-    assert isinstance(op, Scan)
-    return op.rounds([v.type for v in node.inputs[op.carries : op.carries + op.scanned]])
+    return bool(few) and a.op.reverse == b.op.reverse and rounds_of(a) == rounds_of(b) and set(few) <= set(many)
 
 
 def _before(graph: Graph, end: Node) -> set[Node]:
@@ -166,8 +160,8 @@ class _Both:
         for i, value in enumerate((*carries, *rows)):
             body.output(value, f"out{i}")
         op, rows_in = Scan(len(carries), self.rows, None, a.reverse), [v.type for v in self.inputs[self.carries :]]
-        if not self.rows or op.rounds(rows_in[: self.rows]) != _rounds(first):
-            op = replace(op, length=_rounds(first))
+        if not self.rows or op.rounds(rows_in[: self.rows]) != rounds_of(first):
+            op = replace(op, length=rounds_of(first))
         return _Joined(first, second, op, body, self.inputs, tuple(of_first), tuple(of_second))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from rlx.ir.casting import cast
 from rlx.ir.graph import Graph, Node, Operator, Output, TensorType, Value, count_readers
 from rlx.ir.shape import Size, Symbol, symbols
+from rlx.ops.control import Scan
 from rlx.records import dataclass, field
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "made_symbols",
     "rewrite",
     "rewrite_all",
+    "rounds_of",
     "taken_symbols",
     "track_values",
 ]
@@ -199,3 +201,10 @@ def inside_regions(graph: Graph, one: Callable[[Graph], Graph]) -> Graph:
         return site.graph.add(site.op, *site.inputs, regions=regions)
 
     return rewrite(graph, visit)
+
+
+def rounds_of(node: Node) -> Size:
+    """How often a scan runs its body."""
+    op = node.op
+    assert isinstance(op, Scan)
+    return op.rounds([v.type for v in node.inputs[op.carries : op.carries + op.scanned]])
