@@ -89,7 +89,7 @@ GRAPHS: dict[str, tuple[tuple[str, dict[str, str]], list[tuple[int, int]], int]]
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("vector_bytes", [32, 64])
 def test_a_run_takes_one_way_the_one_of_its_sizes(name: str, vector_bytes: int) -> None:
-    """For any target: functions are launched as those of a compile for the sizes of the run, in as much scratch."""
+    """For any target: functions are launched as those of a compile for the sizes of the run, in as much scratch or none."""
     _, sizes, count = GRAPHS[name]
     backend = CpuBackend(machine(vector_bytes=vector_bytes))
     if name == "convolution" and not few_pixels("conv.winograd_lines+f4x1_3x1", backend.target):
@@ -110,7 +110,8 @@ def test_a_run_takes_one_way_the_one_of_its_sizes(name: str, vector_bytes: int) 
         assert len({chunks.way for chunks in choosing}) == 1
         fixed = [c for c in codes(graph(name, m, n)) if c.chunks(extents) > 0]
         assert [c.chunks(extents) for c in launched] == [c.chunks(extents) for c in fixed]
-        assert max(c.scratch_bytes(extents) for c in opened) == max(c.scratch_bytes(extents) for c in fixed)
+        most = [max(c.scratch_bytes(extents) for c in made) for made in (opened, fixed)]
+        assert most[1] in (most[0], 0)  # sums of a thin product that is known to be small stay in registers
     assert len(ways) == count
 
 
