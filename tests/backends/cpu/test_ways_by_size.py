@@ -89,7 +89,7 @@ GRAPHS: dict[str, tuple[tuple[str, dict[str, str]], list[tuple[int, int]], int]]
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("vector_bytes", [32, 64])
 def test_a_run_takes_one_way_the_one_of_its_sizes(name: str, vector_bytes: int) -> None:
-    """For any target: functions are launched as those of a compile for the sizes of the run, in as much scratch or none."""
+    """For any target: functions are launched as by a compile for the sizes of the run, in as much scratch or none."""
     _, sizes, count = GRAPHS[name]
     backend = CpuBackend(machine(vector_bytes=vector_bytes))
     if name == "convolution" and not few_pixels("conv.winograd_lines+f4x1_3x1", backend.target):
