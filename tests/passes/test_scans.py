@@ -12,6 +12,7 @@ import rlx
 import rlx.ops as o
 from rlx.ir.graph import Graph, Value
 from rlx.ir.shape import Dim
+from rlx.ir.text import parse_graph
 from rlx.ir.verify import verify
 from rlx.ops.control import Scan
 from rlx.ops.layout import Full
@@ -219,3 +220,29 @@ def test_a_size_that_data_decide_is_known_before_the_joined_scan(of_first: bool)
     ones = g.add(Full((Dim("k", 0, 3),), 1.0, rows.dtype))[0]  # reads the size alone
     g.output(rlx.scan(lambda h, r: (h + r, h * o.reduce_sum(ones)), first, rows)[1], "b")
     assert ops(checked(g, cse, join_scans)).count("scan") == (2 if of_first else 1)
+
+
+def test_a_size_that_data_decide_stays_where_it_is_a_number_of_rounds() -> None:
+    """No round reads the rows, which go; what decides how many there are stays."""
+    g = parse_graph("""graph g {
+  dim n = 0..
+  input x: f32[4]
+  input count: i64[]
+  const zero: i64[] = [0]
+  const one: i64[] = [1]
+  rows: i64[n] = arange(zero, count, one, count=n)
+  z: f32[4] = scan(x, rows, carries=1, scanned=1) {
+    graph body {
+      input v: f32[4]
+      input k: i64[]
+      w: f32[4] = add(v, v)
+      output out0 = w
+    }
+  }
+  output z = z
+}
+""")
+    made = dce(g)
+    assert [node.op.op_name for node in made.nodes] == ["arange", "scan"]
+    (z,) = rlx.compile(made, device="reference").run([np.ones(4, np.float32), np.array(3)])
+    assert np.array_equal(z, np.full(4, 8, np.float32))
