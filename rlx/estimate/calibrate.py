@@ -27,13 +27,8 @@ MEASURED_WITH = ("rlx", "llvmlite", "numpy", "ml_dtypes")
 MAPPED = 16 << 20  # address space that loading a file takes in passing, at most
 SCATTER = 6 << 20  # bytes by which measurements of equal processes differ
 ARTIFACT = 5 << 20  # bytes of a stored model that the system reads along with what is used of it
-SCATTERED = (
-    "fixed",
-    "compiling",
-    "opening",
-    "cached",
-    "address",
-)  # `passing` is rounded down: what stays is not too small
+# `passing` is rounded down: what stays is not too small
+SCATTERED = ("fixed", "compiling", "opening", "cached", "address")
 # Bytes of what Python keeps of a node, and of a kernel's objects and tables, machine code, and what the compiler keeps:
 # measured are up to 5 and 41 KiB, as both find freed memory. They are the same on every machine, as budgets are.
 NODE, FUNCTION = 8 << 10, 32 << 10

@@ -185,11 +185,9 @@ def weigh(
 
     def total(buffers: Iterable[Buffer], least: int = 0) -> int:
         def count(b: Buffer) -> int:
-            return (
-                1
-                if times is None
-                else max((times(p.name) for p in made_of.get(b, {b}) if p.kind == "param"), default=1)
-            )
+            if times is None:
+                return 1
+            return max((times(p.name) for p in made_of.get(b, {b}) if p.kind == "param"), default=1)
 
         return sum(max(_bound(b), least) * count(b) for b in buffers)
 

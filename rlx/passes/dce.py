@@ -9,7 +9,7 @@ from __future__ import annotations
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Symbol, symbols
 from rlx.ops.control import Scan
-from rlx.passes.rewrite import copy_leaves, copy_node, finish, made_symbols, rounds_of, taken_symbols
+from rlx.passes.rewrite import copy_leaves, copy_node, finish, made_symbols, rounds_of, taken_symbols, with_rounds
 from rlx.records import dataclass, replace
 
 __all__ = ["dce"]
@@ -60,8 +60,6 @@ def _live_nodes(graph: Graph, made: dict[Node, set[Symbol]]) -> dict[Node, _Part
         part = live[node] = None if made[node] or not isinstance(node.op, Scan) else _part(node, needed)
         needed.update(node.inputs if part is None else (node.inputs[i] for i in part.inputs))
         dims.update(taken_symbols(node))
-        if isinstance(node.op, Scan):  # also where the rows go that say how many rounds there are
-            dims.update(symbols(rounds_of(node)))
     return live
 
 
@@ -94,11 +92,8 @@ def _add_part(new: Graph, node: Node, part: _Part, values: dict[Value, Value]) -
     carries = sum(i < op.carries for i in part.outputs)
     ends = op.carries + op.scanned
     rows = [node.inputs[i].type for i in part.inputs if op.carries <= i < ends]
-    length = op.length
-    if length is None and not (rows and op.rounds(rows) == rounds_of(node)):
-        length = rounds_of(node)  # that of an input which goes
     made = new.add(
-        replace(op, carries=carries, scanned=len(rows), length=length),
+        with_rounds(replace(op, carries=carries, scanned=len(rows)), rows, rounds_of(node)),
         *(values[node.inputs[i]] for i in part.inputs),
         provenance=node.provenance,
         regions=[small],

@@ -14,8 +14,17 @@ from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Symbol, symbols
 from rlx.ops.control import Scan
 from rlx.passes.cse import cse
-from rlx.passes.rewrite import copy_leaves, copy_node, finish, joined, made_symbols, rounds_of, taken_symbols
-from rlx.records import dataclass, replace
+from rlx.passes.rewrite import (
+    copy_leaves,
+    copy_node,
+    finish,
+    joined,
+    made_symbols,
+    rounds_of,
+    taken_symbols,
+    with_rounds,
+)
+from rlx.records import dataclass
 
 __all__ = ["join_scans"]
 
@@ -159,9 +168,8 @@ class _Both:
         body.outputs = []
         for i, value in enumerate((*carries, *rows)):
             body.output(value, f"out{i}")
-        op, rows_in = Scan(len(carries), self.rows, None, a.reverse), [v.type for v in self.inputs[self.carries :]]
-        if not self.rows or op.rounds(rows_in[: self.rows]) != rounds_of(first):
-            op = replace(op, length=rounds_of(first))
+        rows_in = [v.type for v in self.inputs[self.carries : self.carries + self.rows]]
+        op = with_rounds(Scan(len(carries), self.rows, None, a.reverse), rows_in, rounds_of(first))
         return _Joined(first, second, op, body, self.inputs, tuple(of_first), tuple(of_second))
 
 

@@ -14,7 +14,7 @@ from rlx.ir.casting import cast
 from rlx.ir.graph import Graph, Node, Operator, Output, TensorType, Value, count_readers
 from rlx.ir.shape import Size, Symbol, symbols
 from rlx.ops.control import Scan
-from rlx.records import dataclass, field
+from rlx.records import dataclass, field, replace
 
 __all__ = [
     "Site",
@@ -29,6 +29,7 @@ __all__ = [
     "rounds_of",
     "taken_symbols",
     "track_values",
+    "with_rounds",
 ]
 
 Replacement = Value | tuple[Value, ...] | None
@@ -103,8 +104,10 @@ def made_symbols(graph: Graph) -> dict[Node, set[Symbol]]:
 
 
 def taken_symbols(node: Node) -> Iterable[Symbol]:
-    """Every dim that running the node takes."""
-    return Graph(nodes=[node]).dims().values()
+    """Every dim that running the node takes: of a scan also those that say how many rounds there are."""
+    yield from Graph(nodes=[node]).dims().values()
+    if isinstance(node.op, Scan):
+        yield from symbols(rounds_of(node))
 
 
 def _symbols(sizes: Iterable[Size]) -> Iterable[Symbol]:
@@ -208,3 +211,9 @@ def rounds_of(node: Node) -> Size:
     op = node.op
     assert isinstance(op, Scan)
     return op.rounds([v.type for v in node.inputs[op.carries : op.carries + op.scanned]])
+
+
+def with_rounds(op: Scan, rows: Sequence[TensorType], rounds: Size) -> Scan:
+    """The op over rows of these types, with a length where they do not say how many rounds there are."""
+    told = op.length is not None or (len(rows) > 0 and op.rounds(rows) == rounds)
+    return op if told else replace(op, length=rounds)
