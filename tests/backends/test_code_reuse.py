@@ -12,6 +12,7 @@ from targets import machine
 import rlx
 from rlx.backends.codegen.arguments import Computed, KernelCode, Literal, Pointer
 from rlx.backends.codegen.reuse import Form, Reuse
+from rlx.backends.cpu import backend as cpu_backend
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.compiler import stages_of
 from rlx.ir.dtype import DTYPES
@@ -157,6 +158,50 @@ def test_numbers_of_the_graph_are_words() -> None:
         assert not any(isinstance(word, Literal) for word in code.words)
         texts.setdefault(code.ir, set()).add(f"{low}")
     assert list(map(len, texts.values())) == [1, 1]
+
+
+def norm(kind: str, width: int, epsilon: float, slope: float) -> rlx.Graph:
+    """A norm over rows of that width, and a leaky relu."""
+    graph = rlx.Graph("norm")
+    x, scale = graph.input("x", (1, 7, width)), graph.param("s", data=weights(width))
+    if kind == "layer":
+        y = rlx.layer_norm(x, scale, graph.param("b", data=weights(width)), epsilon=epsilon)
+    else:
+        y = rlx.rms_norm(x, scale, epsilon=epsilon)
+    graph.output(rlx.leaky_relu(y, alpha=slope))
+    return graph
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_norms_of_all_widths_share_texts(kind: str) -> None:
+    """The number of elements, what is added to the variance, and a slope are words: whole vectors have one text."""
+    backend = CpuBackend(machine(vector_bytes=64))
+    texts = set()
+    cases = ((128, 1e-5, 0.1), (192, 1e-12, 0.01), (768, 1e-6, 0.25), (1000, 1e-6, 0.25), (257, 1e-5, 0.1))
+    for width, epsilon, slope in cases:
+        program = stages_of(norm(kind, width, epsilon, slope), backend, rlx.CompileOptions()).program
+        assert program is not None
+        ((code,),) = (backend.emit_kernel(kernel) for kernel in program.run)
+        for number in (epsilon, slope):
+            assert int(np.float32(number).view(np.uint32)) in code.words
+        texts.add((width % 16 == 0, code.ir))
+    assert len(texts) == 2
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize("width, slope", [(64, 0.1), (65, -0.3), (128, 0.0), (257, np.inf), (1000, np.nan)])
+def test_norms_have_the_bits_that_numbers_in_the_code_give(
+    kind: str, width: int, slope: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Powers of two too, by which a division may be a product, and NaN and inf among the elements."""
+    x = RNG.standard_normal((1, 7, width), dtype=np.float32)
+    x[0, 2, 3], x[0, 4, 5] = np.nan, np.inf
+    graph = norm(kind, width, 1e-5, slope)
+    with np.errstate(all="ignore"):
+        (words,) = rlx.compile(graph, device="cpu", cache=False).run([x])
+        monkeypatch.setattr(cpu_backend, "without_scalars", lambda kernel: (kernel, ()))
+        (numbers,) = rlx.compile(graph, device="cpu", cache=False).run([x])
+    np.testing.assert_array_equal(words.view(np.int32), numbers.view(np.int32))
 
 
 def test_numbers_that_are_words_give_the_same_bits() -> None:
