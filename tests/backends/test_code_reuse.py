@@ -204,6 +204,20 @@ def test_norms_have_the_bits_that_numbers_in_the_code_give(
     np.testing.assert_array_equal(words.view(np.int32), numbers.view(np.int32))
 
 
+def test_heads_of_all_widths_share_the_text_of_attention() -> None:
+    """What scores are multiplied by is a word."""
+    backend = CpuBackend(machine(vector_bytes=64))
+    texts = set()
+    for width in (64, 96):
+        graph, rows = rlx.Graph("heads"), rlx.Dim("rows", 1, 512)
+        graph.output(rlx.attention(*(graph.input(name, (1, 2, rows, width)) for name in "qkv")))
+        program = stages_of(graph, backend, rlx.CompileOptions()).program
+        assert program is not None
+        for code in (code for kernel in program.run for code in backend.emit_kernel(kernel)):
+            texts.add((width, code.ir))
+    assert {ir for width, ir in texts if width == 64} == {ir for width, ir in texts if width == 96}
+
+
 def test_numbers_that_are_words_give_the_same_bits() -> None:
     """After a product, in a loop, and of numbers that are not finite or that the code keeps."""
     x = RNG.standard_normal((1, 16, 9, 9), dtype=np.float32)

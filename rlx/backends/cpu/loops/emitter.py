@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from functools import reduce
 from hashlib import sha256
@@ -11,7 +12,7 @@ import numpy as np
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, constant, element, size_of, suffix, vec, width
 from rlx.backends.cpu.loops import reductions
-from rlx.backends.cpu.schedule.arguments import ArgumentTable, Literal, Pointer
+from rlx.backends.cpu.schedule.arguments import Argument, ArgumentTable, Literal, Pointer
 from rlx.ir.casting import cast, ends
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size
@@ -143,10 +144,15 @@ class Emitter(Printer[Value, Scope]):
     def number(self, number: int, ty: str) -> str:
         """The value of a word that has the bits of a float, loaded at the entry."""
         if number not in self.numbers:
-            self.numbers[number] = self.f.in_entry(
-                lambda: self.f.load(ty, self.f.gep("%words", self.table.slot(Literal(number)), "i64"), align=8)
-            )
+            self.numbers[number] = self.float_of(Literal(number), ty)
         return self.numbers[number]
+
+    def float_word(self, value: float) -> str:
+        """The value of a word that has the bits of this f32: code does not know the number."""
+        return self.float_of(int(struct.unpack("<I", struct.pack("<f", value))[0]), "float")
+
+    def float_of(self, word: Argument, ty: str) -> str:
+        return self.f.in_entry(lambda: self.f.load(ty, self.f.gep("%words", self.table.slot(word), "i64"), align=8))
 
     def add(self, a: str, b: str) -> str:
         return self.f.add(a, b, "i64")

@@ -84,6 +84,7 @@ class Softmax:
         self.anchor, self.score, self.seen = anchor, score, seen
         self.lines, self.sums = lines, sums
         self.shared: tuple[Expr, str] | None = None
+        self.scale = emitter.float_word(anchor.scale)  # each width of heads has its own
 
     # ---- what all rows have
 
@@ -204,7 +205,7 @@ class Softmax:
         """The scores of `w` keys from the products, which they replace."""
         f, emitter = self.f, self.emitter
         p, ty = f.gep(line, j, "float"), vec("float", w)
-        value = f.mul(f.load(ty, p), self.anchor.scale, ty)
+        value = f.mul(f.load(ty, p), f.splat(self.scale, w, "float"), ty)
         if self.score is not None:
             here = inside.inner({I3: j}, w, I3 if w > 1 else None)
             if self.shared is not None:
