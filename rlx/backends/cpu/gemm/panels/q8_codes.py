@@ -130,6 +130,18 @@ class Reader:
             return x
         return self.f.lshr(x, right) if right > 0 else self.f.shl(x, -right)
 
+    def values(self, table: Sequence[int], numbers: str) -> str:
+        """f32 of a table of 16 or 32, by the lowest 4 or 5 bits of 16 dwords, whatever the others are."""
+        f, v, words = self.f, vec("float", COLUMNS), vec("i32", COLUMNS)
+        low, *high = (constant([float(x) for x in table[at : at + 16]], v) for at in range(0, len(table), 16))
+        if not high:
+            name, types, given = "permvar.sf.512", [v, words], f"{v} {low}, {words} {numbers}"
+        else:
+            name, types = "vpermi2var.ps.512", [v, words, v]
+            given = f"{v} {low}, {words} {numbers}, {v} {high[0]}"
+        f.declare(f"llvm.x86.avx512.{name}", v, types)
+        return f.op(f"call {v} @llvm.x86.avx512.{name}({given})", v)
+
     def looked_up(self, table: Sequence[int], numbers: str) -> str:
         """Bytes of a table by numbers of 4 bits."""
         f, wide = self.f, 4 * self.lanes
@@ -172,6 +184,7 @@ class Q8Code(ABC):
     turn: ClassVar[int] = 32
     zero: ClassVar[int] = 0
     most: ClassVar[int] = 255  # of u
+    table: ClassVar[Sequence[int]] = ()  # u - zero by 4 or 5 bits, where it is quicker looked up in f32
     minima: ClassVar[bool] = False
     zeroed: ClassVar[bool] = False  # columns have zero points of their own, `zeros`, instead of `zero`
     kept: ClassVar[int] = 0  # rows of bytes that `begin` keeps
@@ -203,6 +216,24 @@ class Q8Code(ABC):
     @abstractmethod
     def four(self, r: Reader, number: int) -> str:
         """The numbers u of elements 4 * number ... of a turn, as fours."""
+
+    def coded(self, r: Reader, number: int) -> tuple[str, int]:
+        """Dwords that have the numbers in `table` of those elements: in the lowest bits after so many, of each byte."""
+        return self.four(r, number), 0
+
+    def numbers(self, r: Reader, number: int) -> list[str]:
+        """The same four, less zero points, as f32."""
+        f = r.f
+        if self.table and r.lanes == COLUMNS:
+            x, right = self.coded(r, number)
+            return [r.values(self.table, r.shifted(x, 8 * j + right)) for j in range(4)]
+        made, four = [], self.four(r, number)
+        zero = self.zeros(r) if self.zeroed else self.zero
+        for j in range(4):
+            u = f.lshr(four, 8 * j) if j else four
+            u = f.and_(u, 255) if j < 3 else u
+            made.append(r.floats(f.sub(u, zero) if zero else u))
+        return made
 
     @abstractmethod
     def scale(self, r: Reader, group: int) -> str | None:
@@ -247,14 +278,18 @@ class _Q8_1(_Q8_0):
 
 class _Q4_0(_Q8_0):
     name, zero, most = "q4_0", 8, 15
+    table: ClassVar[Sequence[int]] = range(-8, 8)
     body: ClassVar[Fields] = (Field("d", 1, 2), Field("q", 4, 4, 2))
 
+    def coded(self, r: Reader, number: int) -> tuple[str, int]:
+        return r.fours("q", number % 4), number // 4 * 4
+
     def four(self, r: Reader, number: int) -> str:
-        return r.f.and_(r.shifted(r.fours("q", number % 4), number // 4 * 4), NIBBLES)
+        return r.f.and_(r.shifted(*_Q4_0.coded(self, r, number)), NIBBLES)
 
 
 class _Q4_1(_Q4_0):
-    name, zero, minima = "q4_1", 0, True
+    name, zero, minima, table = "q4_1", 0, True, range(16)
     body: ClassVar[Fields] = (Field("d", 1, 2), Field("m", 1, 2, 2), Field("q", 4, 4, 4))
 
     def minimum(self, r: Reader, group: int) -> str:
@@ -262,7 +297,8 @@ class _Q4_1(_Q4_0):
 
 
 class _Q5_0(_Q4_0):
-    name, zero, most = "q5_0", 16, 31
+    name, zero, most, table = "q5_0", 16, 31, range(-16, 16)
+    coded = Q8Code.coded
     body: ClassVar[Fields] = (Field("d", 1, 2), Field("high", 1, 4, made=_fifths(_in_word(2))), Field("q", 4, 4, 6))
 
     def four(self, r: Reader, number: int) -> str:
@@ -271,7 +307,7 @@ class _Q5_0(_Q4_0):
 
 
 class _Q5_1(_Q5_0):
-    name, zero, minima = "q5_1", 0, True
+    name, zero, minima, table = "q5_1", 0, True, range(32)
     body: ClassVar[Fields] = (
         Field("d", 1, 2), Field("m", 1, 2, 2), Field("high", 1, 4, made=_fifths(_in_word(4))), Field("q", 4, 4, 8)
     )  # fmt: skip
@@ -279,14 +315,14 @@ class _Q5_1(_Q5_0):
 
 
 class _Iq4Nl(_Q4_0):
-    name, zero, most = "iq4_nl", 128, 255
+    name, zero, most, table = "iq4_nl", 128, 255, IQ4
 
     def four(self, r: Reader, number: int) -> str:
         return r.looked_up([n + 128 for n in IQ4], super().four(r, number))
 
 
 class _Mxfp4(_Q4_0):
-    name, zero, most = "mxfp4", 16, 28
+    name, zero, most, table = "mxfp4", 16, 28, TWICE
     body: ClassVar[Fields] = (Field("e", 1, 1), Field("q", 4, 4, 1))
 
     def four(self, r: Reader, number: int) -> str:
@@ -368,6 +404,7 @@ class _Q3_K(_OfTwos):
 
 class _Q4_K(Q8Code):
     name, most, turn, minima, kept, kept_rows, block = "q4_k", 15, 64, True, 16, 4, 256
+    table: ClassVar[Sequence[int]] = range(16)
     head: ClassVar[Fields] = (Field("d", 1, 2), Field("m", 1, 2, 2), Field("s", 12, 1, 4))
     body: ClassVar[Fields] = (Field("q", 32, 4, 16),)
 
@@ -382,8 +419,11 @@ class _Q4_K(Q8Code):
                 own = list(range(half * two, half * two + two))
                 r.keep(8 * i + 4 * half, f.shuffle(s, m, [*own, *(n + 2 * two for n in own)]))
 
+    def coded(self, r: Reader, number: int) -> tuple[str, int]:
+        return r.fours("q", number % 8), number // 8 * 4
+
     def four(self, r: Reader, number: int) -> str:
-        return r.f.and_(r.shifted(r.fours("q", number % 8), number // 8 * 4), NIBBLES)
+        return r.f.and_(r.shifted(*_Q4_K.coded(self, r, number)), NIBBLES)
 
     def scale(self, r: Reader, group: int) -> str:
         return r.f.mul(r.halves("d"), r.floats(r.kept(group)))
@@ -393,7 +433,8 @@ class _Q4_K(Q8Code):
 
 
 class _Q5_K(_Q4_K):
-    name, most = "q5_k", 31
+    name, most, table = "q5_k", 31, range(32)
+    coded = Q8Code.coded
     body: ClassVar[Fields] = (
         Field("high", 8, 4, made=_fifths(lambda k, byte, group, i: field(k, byte(16 + i), group, 1))),
         Field("q", 32, 4, 48),
