@@ -93,6 +93,7 @@ class Reader:
     def __init__(self, f: Function, code: Q8Code, at: str, first: int, lanes: int, room: str) -> None:
         self.f, self.code, self.at, self.first, self.lanes, self.room = f, code, at, first, lanes, room
         self.body, self.turn_room = at, room
+        self.points = ""  # zero points, once they are read
 
     def begin_turn(self, number: Operand) -> None:
         """Goes on with a turn, the number of which the run may tell."""
@@ -133,14 +134,10 @@ class Reader:
     def values(self, table: Sequence[int], numbers: str) -> str:
         """f32 of a table of 16 or 32, by the lowest 4 or 5 bits of 16 dwords, whatever the others are."""
         f, v, words = self.f, vec("float", COLUMNS), vec("i32", COLUMNS)
-        low, *high = (constant([float(x) for x in table[at : at + 16]], v) for at in range(0, len(table), 16))
-        if not high:
-            name, types, given = "permvar.sf.512", [v, words], f"{v} {low}, {words} {numbers}"
-        else:
-            name, types = "vpermi2var.ps.512", [v, words, v]
-            given = f"{v} {low}, {words} {numbers}, {v} {high[0]}"
-        f.declare(f"llvm.x86.avx512.{name}", v, types)
-        return f.op(f"call {v} @llvm.x86.avx512.{name}({given})", v)
+        parts = [f"{v} {constant([float(x) for x in table[at : at + 16]], v)}" for at in range(0, len(table), 16)]
+        name = "llvm.x86.avx512." + ("permvar.sf.512" if len(parts) == 1 else "vpermi2var.ps.512")
+        f.declare(name, v, [v, words, v][: 1 + len(parts)])
+        return f.op(f"call {v} @{name}({', '.join([parts[0], f'{words} {numbers}', *parts[1:]])})", v)
 
     def looked_up(self, table: Sequence[int], numbers: str) -> str:
         """Bytes of a table by numbers of 4 bits."""
@@ -184,7 +181,7 @@ class Q8Code(ABC):
     turn: ClassVar[int] = 32
     zero: ClassVar[int] = 0
     most: ClassVar[int] = 255  # of u
-    table: ClassVar[Sequence[int]] = ()  # u - zero by 4 or 5 bits, where it is quicker looked up in f32
+    table: ClassVar[Sequence[int]] = ()  # u - zero (`zeroed`: u) by 4 or 5 bits, to be looked up in f32
     minima: ClassVar[bool] = False
     zeroed: ClassVar[bool] = False  # columns have zero points of their own, `zeros`, instead of `zero`
     kept: ClassVar[int] = 0  # rows of bytes that `begin` keeps
@@ -224,14 +221,16 @@ class Q8Code(ABC):
     def numbers(self, r: Reader, number: int) -> list[str]:
         """The same four, less zero points, as f32."""
         f = r.f
+        if self.zeroed:
+            r.points = r.points or self.zeros(r)
         if self.table and r.lanes == COLUMNS:
             x, right = self.coded(r, number)
-            return [r.values(self.table, r.shifted(x, 8 * j + right)) for j in range(4)]
+            found = [r.values(self.table, r.shifted(x, 8 * j + right)) for j in range(4)]
+            return [f.binary("fsub", u, r.floats(r.points)) for u in found] if self.zeroed else found
         made, four = [], self.four(r, number)
-        zero = self.zeros(r) if self.zeroed else self.zero
+        zero = r.points if self.zeroed else self.zero
         for j in range(4):
-            u = f.lshr(four, 8 * j) if j else four
-            u = f.and_(u, 255) if j < 3 else u
+            u = f.and_(r.shifted(four, 8 * j), 255) if j < 3 else f.lshr(four, 24)
             made.append(r.floats(f.sub(u, zero) if zero else u))
         return made
 
@@ -556,6 +555,7 @@ class _Bytes(Q8Code):
             return made
 
         self.most = 15 if dtype == "u4" else 255  # type: ignore[misc]
+        self.table = range(16) if dtype == "u4" else ()  # type: ignore[misc]
         self.body = (  # type: ignore[misc]
             *((Field("s", 1, 4, made=scale),) if scaled else ()),
             *((Field("z", 1, 1, made=point),) if zeroed else ()),
@@ -571,10 +571,13 @@ class _Bytes(Q8Code):
         )
         return f"{self.dtype}{less}{times}"
 
+    def coded(self, r: Reader, number: int) -> tuple[str, int]:
+        return r.fours("q", number % 4), number // 4 * 4
+
     def four(self, r: Reader, number: int) -> str:
         if self.dtype != "u4":
             return r.fours("q", number)
-        return r.f.and_(r.shifted(r.fours("q", number % 4), number // 4 * 4), NIBBLES)
+        return r.f.and_(r.shifted(*self.coded(r, number)), NIBBLES)
 
     def scale(self, r: Reader, group: int) -> str | None:
         return r.f.load(vec("float", r.lanes), r.place("s")) if self.scaled else None
