@@ -87,7 +87,7 @@ def _overwritten(graph: Graph, static: set[Value]) -> set[Value]:
     made = {node.outputs[0] for node in graph.nodes if not node.inputs and len(node.outputs) == 1}
     readers, found = count_readers(graph), set[Value]()
     for node in graph.nodes:
-        place = node.op.overwrites
+        place = getattr(node.op, "overwrites", None)
         if place is not None and node.outputs[0] not in static:
             target = node.inputs[place]
             if target in made and readers[target] == 1:
