@@ -21,6 +21,7 @@ extensions = ["myst_parser"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 html_theme = "furo"
+pygments_dark_style = "monokai"
 html_title = f"rlx {release}"
 html_copy_source = False
 exclude_patterns = ["README.md"]

@@ -30,7 +30,7 @@ STYLE = """
 .rlx svg { max-width: 100%; height: auto; display: block }
 .rlx svg text { font: 12px system-ui, sans-serif; fill: var(--ink) } .rlx svg .soft { fill: var(--soft) }
 .rlx svg .grid { stroke: var(--line); fill: none } .rlx svg .ceiling { stroke: var(--ink); fill: none }
-.rlx svg .mark { stroke: var(--mark); fill: none } .rlx svg .tick { stroke: var(--ink) }
+.rlx svg .mark { stroke: var(--mark); fill: none } .rlx svg .tick { fill: var(--ink) }
 .rlx svg .frame { fill: var(--panel) } .rlx svg .node { fill: var(--panel); stroke: var(--soft) }
 .rlx svg .edge { stroke: var(--soft); fill: none; opacity: .7 }
 .rlx svg text.n { fill: #14171a; pointer-events: none }
@@ -63,6 +63,11 @@ PAGE_STYLE = """
 :root { color-scheme: light dark } body { margin: 0 } .rlx { padding: 20px max(16px, calc(50vw - 600px)) 60px }
 @media (prefers-color-scheme: dark) { html { background: #15181c } }
 @media (max-width: 480px) { .rlx { padding: 12px 10px 40px } .rlx.rlx th, .rlx.rlx td { padding: 3px 6px } }
+@media (max-width: 480px) { #memory th:nth-child(5), #memory td:nth-child(5) { display: none } }
+@media (max-width: 760px) {
+  .rlx .wide:has(> svg)::before { content: "Scroll it sideways: it is wider than the window."; color: var(--soft);
+    font-size: 12px; position: sticky; left: 0 }
+}
 @media print { .rlx input, .rlx button { display: none } }
 """
 
@@ -168,12 +173,18 @@ def preformatted(text: str) -> str:
     return f"<pre>{escape(text)}</pre>"
 
 
-def svg(width: float, height: float, label: str, parts: Iterable[str]) -> str:
-    """A picture of this size with a name for who can't see it. It shrinks no further than its letters can be read."""
+def svg(width: float, height: float, label: str, parts: Iterable[str], *, scaled: bool = True) -> str:
+    """A picture of this size with a name for who can't see it. It shrinks no further than its letters can be read.
+
+    One that is not `scaled` is as wide as the window leaves it, up to `width`: its parts are placed by percentages.
+    """
+    size = (
+        f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" style="min-width:{LEAST_SCALE * width:.0f}px" '
+        if scaled
+        else f'style="width:100%;max-width:{width:g}px;height:{height:g}px" '
+    )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-        f'style="min-width:{LEAST_SCALE * width:.0f}px" '
-        f'role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
     )
 
 

@@ -60,7 +60,7 @@ def signature(value: Any, name: str) -> str:
         return name
     shown = [p.replace(annotation=p.empty) for p in found.parameters.values() if p.name not in ("self", "cls")]
     text = name + re.sub(r"<[^>]+>", "...", str(found.replace(parameters=shown, return_annotation=found.empty)))
-    if len(text) <= 100:
+    if len(text) <= 88:  # a line of the page
         return text
     lines = [f"    {re.sub('<[^>]+>', '...', str(p))}," for p in shown]
     if named := [i for i, p in enumerate(shown) if p.kind is p.KEYWORD_ONLY]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BROWSER", "faults", "screenshot", "texts"]
+__all__ = ["BROWSER", "evaluated", "faults", "screenshot", "texts"]
 
 BROWSER = shutil.which("chromium")
 FLAGS = (
@@ -113,6 +113,18 @@ def texts(page: Path) -> str:
     return _browse(["--dump-dom", page.absolute().as_uri()])[0]
 
 
+def evaluated(page: Path, script: str, width: int = 1200) -> str:
+    """What a script of the page puts into `out`, in a window of this width, as JSON."""
+    finder = f"""addEventListener('load', () => setTimeout(() => {{
+  const frame = document.querySelector('iframe');
+  const out = frame.contentWindow.eval({json.dumps(script + " JSON.stringify(out);")});
+  document.body.replaceChildren(Object.assign(document.createElement('pre'), {{id: 'found', textContent: out}}));
+}}, 300));"""
+    with tempfile.TemporaryDirectory() as folder:
+        start = _framed([page], Path(folder), width, 2000, finder)
+        return _answer(*_browse([f"--window-size={max(width, 500)},2000", "--dump-dom", start.as_uri()]))
+
+
 def faults(pages: Sequence[Path], width: int = 1200, *, dark: bool = False) -> dict[Path, list[str]]:
     """What is wrong with each page in a window of this width; a page without faults is left out.
 
@@ -123,12 +135,17 @@ def faults(pages: Sequence[Path], width: int = 1200, *, dark: bool = False) -> d
         document, said = _browse(
             [*_colours(dark), f"--window-size={max(width, 500)},2000", "--dump-dom", start.as_uri()]
         )
-    answer = re.search(r'<pre id="found">(.*?)</pre>', document, re.DOTALL)
-    if answer is None:
-        raise RuntimeError(f"the browser did not answer for {pages[0]}: {said[-500:]}")
-    found = dict(zip(pages, json.loads(unescape(answer[1])), strict=True))
+    found = dict(zip(pages, json.loads(_answer(document, said)), strict=True))
     found[pages[0]] += [f"console: {text}" for text in re.findall(r"CONSOLE[^\]]*\] (.*)", said)]
     return {page: texts for page, texts in found.items() if texts}
+
+
+def _answer(document: str, said: str) -> str:
+    """What a script left in the document that the browser printed."""
+    answer = re.search(r'<pre id="found">(.*?)</pre>', document, re.DOTALL)
+    if answer is None:
+        raise RuntimeError(f"the browser gave no answer: {said[-500:]}")
+    return unescape(answer[1])
 
 
 def _framed(pages: Sequence[Path], folder: Path, width: int, height: int, script: str = "") -> Path:

@@ -183,7 +183,7 @@ def work(args: argparse.Namespace) -> None:
     for kind in KINDS:
         library_json(kind), gguf_bytes(kind), trained().metadata(kind)
     for name in (*mutated_models.DECODERS, *mutated_models.ENCODERS):
-        for gguf in (False, *([True] if name != "modernbert" else [])):
+        for gguf in (False, True):
             mutated_models.files_of(name, gguf)
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()

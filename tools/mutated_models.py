@@ -51,7 +51,7 @@ def files_of(name: str, gguf: bool) -> dict[str, bytes]:
 def attempt(rng: random.Random, folder: Path, mutate: Mutate, flip: Flip) -> None:
     """Changes something of a model, and makes its graph; all weights are looked at."""
     name = rng.choice([*DECODERS, *ENCODERS])
-    gguf = name != "modernbert" and rng.random() < 0.5
+    gguf = rng.random() < 0.5
     files = dict(files_of(name, gguf))
     if not gguf and name in ENCODERS:
         files |= {file: json.dumps(value).encode() for file, value in SAID.items()}

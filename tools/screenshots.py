@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
+import numpy as np
 from browser import BROWSER, faults, screenshot
 
 import rlx
@@ -33,7 +34,8 @@ def own_pages(folder: Path) -> list[Path]:
             model = rlx.load(source, dims={"batch": (1, 64)} if source.stem == "digits" else {}, device="cpu")
             assert model.plan is not None
             report, drawn = (folder / f"{name}-{source.stem}.html" for name in ("report", "map"))
-            model.report(report)
+            shapes = [[n if isinstance(n, int) else 64 for n in spec.shape] for spec in model.inputs]
+            model.report(report, [np.ones(n, s.dtype.numpy) for n, s in zip(shapes, model.inputs, strict=True)])
             drawn.write_text(model.plan.to_html())
             made += [report, drawn]
     return made

@@ -113,12 +113,13 @@ class GgufArray:
 
 def _strings(data: bytes, count: int) -> list[str]:
     """Strings that lie one after another, each after its length; that they fit was seen when the header was read."""
-    found, at, unpack = [], 0, struct.Struct("<Q").unpack_from
+    found: list[str] = []
+    append, at, unpack = found.append, 0, struct.Struct("<Q").unpack_from
     for _ in range(count):
         start = at + 8
         at = start + unpack(data, at)[0]
         # Vocabularies hold byte sequences that are no UTF-8 by themselves.
-        found.append(data[start:at].decode("utf-8", errors="surrogateescape"))
+        append(str(data[start:at], "utf-8", "surrogateescape"))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from rlx.ir.graph import Graph, Node, Value
+from rlx.ir.graph import Graph, Node, Value, count_readers
 from rlx.ir.shape import Dim, numel, symbols, upper
 from rlx.kernels.expr import Apply, Cast, Check, Expr, Load, Reduce, Select, loads, walk
 from rlx.kernels.lowering import out_vars
@@ -79,6 +79,19 @@ def static_values(graph: Graph) -> set[Value]:
     for node in graph.nodes:
         if is_static(node, found):
             found.update(node.outputs)
+    return found - _overwritten(graph, found)
+
+
+def _overwritten(graph: Graph, static: set[Value]) -> set[Value]:
+    """Tensors of one value that a run puts its only reader's result into: to make them costs less than to copy them."""
+    made = {node.outputs[0] for node in graph.nodes if not node.inputs and len(node.outputs) == 1}
+    readers, found = count_readers(graph), set[Value]()
+    for node in graph.nodes:
+        place = getattr(node.op, "overwrites", None)
+        if place is not None and node.outputs[0] not in static:
+            target = node.inputs[place]
+            if target in made and readers[target] == 1:
+                found.add(target)
     return found
 
 

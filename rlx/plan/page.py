@@ -57,7 +57,7 @@ def map_of(
     hint = "find a buffer or kernel"
     field = f'<input class="find" type="search" placeholder="{hint}" aria-label="{hint}">'
     return f"""<p>Arena {show_bytes(sums.arena)}; lower bound {show_bytes(sums.lower_bound)} at step
-{sums.peak_step}{peak}, gap {100 * sums.gap:.2f} %; {sums.buffers} buffers of {show_bytes(sums.unshared)} together.
+{sums.peak_step}{peak}, gap {100 * sums.gap:.2f}&nbsp;%; {sums.buffers} buffers of {show_bytes(sums.unshared)} together.
 Packed by: {escape(sums.method)}.</p>
 <p class="soft">A box is a buffer: from the step that writes it to the last that reads it, at its addresses. Steps are
 kernels in the order of a run. The dashed red lines are the step at which most bytes are in use, and the lower bound:
@@ -161,7 +161,7 @@ class _Scale:
     def axes(self) -> list[str]:
         """The frame, and round numbers of steps and bytes beside it."""
         lines = [f'<rect x="{_LEFT}" y="10" width="{_WIDTH}" height="{_HEIGHT}" class="frame"/>']
-        lines.append(f'<text x="{_LEFT - 6}" y="{_HEIGHT + 26}" text-anchor="end">step</text>')
+        lines.append(f'<text x="{_LEFT - 14}" y="{_HEIGHT + 26}" text-anchor="end">step</text>')
         for address in _round_ticks(0, self.height, binary=True):
             y = self.y(address)
             label = show_bytes(address).partition(" (")[0]

@@ -66,13 +66,16 @@ class ArtifactCache:
         if not os.path.lexists(entry):  # a method of `Path` raises where a folder can't be looked into
             return None
         try:
-            file = read_container(entry, own=True)
+            file = read_container(entry, own=True, proved=False)
             if file.facts["key"] != entry.stem:
                 raise ModelFormatError("it was made for something else")
             for name, identity in file.facts["files"]:
                 if list(identity_of(os.stat(name))) != identity:
                     raise StaleFile(f"{name} has changed")
-            model = restore(file, settled, source)
+            try:
+                model = restore(file, settled, source)
+            finally:
+                file.prove()  # beside that; where it raises, nothing of the entry was used yet
         except StaleFile as error:
             log.debug("not taken from the cache: %s", error)
             return None

@@ -20,8 +20,9 @@ import json
 import os
 import struct
 import sys
+import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ HEAD = struct.Struct("<8sII32s")
 PAGE = 4096
 SMALL = 64  # alignment of arrays below a page
 MOST_CHECKED = 256 << 20  # bytes of arrays up to which their checksum is tested: all of them are read for that
+WORTH_A_THREAD = 1 << 20  # bytes of arrays from which a thread of its own computes their checksum
 MOST_HEADER = 8 << 20  # its objects in memory take some twenty times as much
 MOST_AXES = 64
 
@@ -63,11 +65,15 @@ class StaleFile(ModelFormatError):
 
 @dataclass(frozen=True)
 class Container:
-    """What a file holds: `facts` are any values of JSON."""
+    """What a file holds: `facts` are any values of JSON.
+
+    `prove` waits until the checksum of the arrays is known, and raises `ModelFormatError` where it differs.
+    """
 
     facts: Mapping[str, Any]
     sections: Mapping[str, bytes]
     arrays: Sequence[Array] = field(default_factory=tuple)
+    prove: Callable[[], None] = lambda: None
 
 
 def write_container(path: str | os.PathLike[str], made: Container, places: Mapping[int, Place], hashed: bool) -> int:
@@ -112,9 +118,10 @@ def write_container(path: str | os.PathLike[str], made: Container, places: Mappi
     return first + at
 
 
-def read_container(path: str | os.PathLike[str], *, own: bool = False) -> Container:
+def read_container(path: str | os.PathLike[str], *, own: bool = False, proved: bool = True) -> Container:
     """Reads a file; an `own` one is of the user's cache.
 
+    Without `proved` a thread computes the checksum of the arrays while the caller goes on, who then calls `prove`.
     Raises `ModelFormatError`, and `StaleFile` where a file that it refers to has changed.
     """
     name = os.fspath(path)
@@ -124,7 +131,10 @@ def read_container(path: str | os.PathLike[str], *, own: bool = False) -> Contai
     except OSError as error:
         raise ModelFormatError(f"{name}: can't be read: {error.strerror or error}") from None
     try:
-        return _parse(whole, None if own else name)
+        made = _parse(whole, None if own else name, not proved)
+        if proved:
+            made.prove()
+        return made
     except StaleFile as error:
         raise StaleFile(f"{name}: {error}") from None
     except ModelFormatError as error:
@@ -133,7 +143,7 @@ def read_container(path: str | os.PathLike[str], *, own: bool = False) -> Contai
         raise ModelFormatError(f"{name}: the header of the artifact is damaged: {error!r}") from None
 
 
-def _parse(whole: Array, name: str | None) -> Container:
+def _parse(whole: Array, name: str | None, beside: bool) -> Container:
     if whole.size < HEAD.size:
         raise ModelFormatError(f"the artifact is cut off: it has {whole.size} bytes")
     magic, version, length, digest = HEAD.unpack(whole[: HEAD.size].tobytes())
@@ -159,18 +169,40 @@ def _parse(whole: Array, name: str | None) -> Container:
     own = whole[first:]
     files = [_of_cache(record) if name is None else _beside(record, name) for record in header["files"]]
     arrays = [_array(own if row[0] == -1 else files[_count(row[0])], row) for row in header["arrays"]]
-    if arrays_bytes <= MOST_CHECKED:
-        _check_arrays(arrays, header)
-    return Container(_facts(header["facts"]), sections, arrays)
+    facts = _facts(header["facts"])
+    if arrays_bytes > MOST_CHECKED:
+        return Container(facts, sections, arrays)
+    checked = [a.reshape(-1).view(np.uint8) for a, row in zip(arrays, header["arrays"], strict=True) if row[0] == -1]
+    return Container(facts, sections, arrays, _checking(checked, _count(header["arrays_crc32"]), beside))
 
 
-def _check_arrays(arrays: Sequence[Array], header: Mapping[str, Any]) -> None:
-    crc = 0
-    for array, row in zip(arrays, header["arrays"], strict=True):
-        if row[0] == -1:
-            crc = zlib.crc32(array.reshape(-1).view(np.uint8).data, crc)
-    if crc != header["arrays_crc32"]:
-        raise ModelFormatError("the arrays are damaged: their checksum differs")
+def _checking(arrays: Sequence[Array], wanted: int, beside: bool) -> Callable[[], None]:
+    """What raises where the checksum of arrays is not `wanted`; `beside`: a thread begins to compute it now."""
+    found: list[int] = []
+
+    def compute() -> None:
+        crc = 0
+        for array in arrays:
+            crc = zlib.crc32(array.data, crc)  # gives up the interpreter's lock
+        found.append(crc)
+
+    worker = threading.Thread(target=compute, name="rlx checksum", daemon=True)
+    started = beside and sum(array.size for array in arrays) >= WORTH_A_THREAD
+    if started:
+        try:
+            worker.start()
+        except RuntimeError:  # the system gives no thread
+            started = False
+
+    def prove() -> None:
+        if started:
+            worker.join()
+        if not found:
+            compute()
+        if found != [wanted]:
+            raise ModelFormatError("the arrays are damaged: their checksum differs")
+
+    return prove
 
 
 def _array(memory: Array, row: Sequence[Any]) -> Array:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import BROWSER, faults, screenshot, texts
+from browser import BROWSER, evaluated, faults, screenshot, texts
 from click.testing import CliRunner
 
 import rlx
@@ -80,7 +80,8 @@ def test_every_kernel_is_in_every_chart(made: tuple[Path, dict[str, Any]]) -> No
     bars, roof, line, boxes, graph = (ET.fromstring(c) for c in re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     count = len(facts["kernels"])
     assert count == 7
-    assert len(bars.findall(f"{space}rect")) == count
+    for kind in ("b", "tick"):  # a measured time, and the predicted one
+        assert len([r for r in bars.findall(f"{space}rect") if kind in r.get("class", "").split()]) == count
     assert len(roof.findall(f"{space}circle")) == sum(bool(k["flops"]) for k in facts["kernels"])
     spans = [r for r in line.findall(f"{space}rect") if r.get("class", "").startswith("b")]
     assert len(spans) == count + len(facts["timeline"])
@@ -126,6 +127,8 @@ def test_a_device_without_kernels_of_ours(tmp_path: Path) -> None:
     assert "A box is a node" in text
     assert 'id="timeline"' not in text
     assert 'id="map"' not in text
+    assert "predicted time of each kernel." in text
+    assert 'class="tick"' not in text, "a bar of a prediction has no mark where it was predicted"
 
 
 @needs_browser
@@ -196,6 +199,26 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_a_browser_finds_no_fault(made: tuple[Path, dict[str, Any]], deep: list[Path], dark: bool, width: int) -> None:
     """Nothing is wider than the window, all labels can be read, texts stand out, scripts run without an error."""
     assert not faults([made[0], *deep], width, dark=dark)
+
+
+@needs_browser
+def test_narrow_windows_show_each_time_and_say_what_is_scrolled(made: tuple[Path, dict[str, Any]]) -> None:
+    """Bars shrink, their letters do not; a picture that can't shrink is said to go on beyond the window."""
+    probe = (
+        "const bars = document.querySelector('#kernels svg'), out = {}; out.bars = bars.getBoundingClientRect().right;"
+        "out.times = [...bars.querySelectorAll('text')].map(t => t.getBoundingClientRect().right);"
+        "const edges = [...bars.querySelectorAll('rect')].map(r => r.getBoundingClientRect());"
+        "out.room = Math.max(...edges.map(r => r.right)) - Math.min(...edges.map(r => r.left));"
+        "out.said = [...document.querySelectorAll('.wide')].filter(w => w.querySelector(':scope > svg')).map("
+        "w => getComputedStyle(w, '::before').content.includes('sideways'));"
+        "out.spare = getComputedStyle(document.querySelector('#memory td:nth-child(5)')).display;"
+    )
+    for width, narrow in ((400, True), (1200, False)):
+        found = json.loads(evaluated(made[0], probe, width))
+        assert max(found["times"]) <= found["bars"] + 1 <= width
+        assert found["room"] > 60
+        assert found["said"] == [narrow] * 3, "the roofline, the timeline and the map"
+        assert (found["spare"] == "none") == narrow
 
 
 @needs_browser

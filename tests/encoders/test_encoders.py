@@ -41,13 +41,13 @@ def test_folders_give_the_vectors_of_transformers(name: str, device: str, tmp_pa
     np.testing.assert_allclose(hidden_of(folder, device), expected[name], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "nomic"])
+@pytest.mark.parametrize("name", CASES)
 def test_gguf_files_mean_the_same(name: str, tmp_path: Path, expected: Any) -> None:
     path = write_gguf(tmp_path / "m.gguf", CASES[name]["config"], CASES[name]["shapes"])
     np.testing.assert_allclose(hidden_of(path, "cpu"), expected[name], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "nomic"])
+@pytest.mark.parametrize("name", CASES)
 def test_gguf_files_are_written_as_by_llama_cpp(name: str, tmp_path: Path) -> None:
     """Names, shapes and bytes of tensors, and keys, are what its own converter made (tools/converted_files.py)."""
     wanted = json.loads((HERE / "converted.json").read_text())[name]
@@ -58,6 +58,42 @@ def test_gguf_files_are_written_as_by_llama_cpp(name: str, tmp_path: Path) -> No
     if name == "nomic":  # the converter takes sizes as transformers knows them, and so those of the published model
         both = {"nomic-bert.attention.causal", "nomic-bert.rope.freq_base"}
     assert {key: made["facts"][key] for key in both} == {key: wanted["facts"][key] for key in both}
+
+
+PATTERN = "modern-bert.attention.sliding_window_pattern"
+
+
+@pytest.mark.parametrize("told", [{PATTERN: 2}, {PATTERN: [False, True, False, True]}, {PATTERN: 1}, {PATTERN: 0}])
+def test_windows_and_activation_of_modernbert(told: dict[str, Any], tmp_path: Path) -> None:
+    """A GGUF file gives the layers that see all as a number, of which the first, or as a list."""
+    pattern = told[PATTERN]
+    near = pattern if isinstance(pattern, list) else [pattern == 0 or n % pattern != 0 for n in range(4)]
+    case = CASES["modernbert"]
+    kinds = ["sliding_attention" if n else "full_attention" for n in near]
+    config = {**case["config"], "hidden_activation": "silu", "layer_types": kinds}
+    folder = write_folder(tmp_path / "m", config, case["shapes"])
+    path = write_gguf(tmp_path / "m.gguf", config, case["shapes"], facts=told)
+    windows = build_encoder(path).config.windows
+    assert windows == tuple(7 if n else None for n in near) == build_encoder(folder).config.windows
+    np.testing.assert_array_equal(hidden_of(path, "cpu"), hidden_of(folder, "cpu"))
+    plain = write_gguf(tmp_path / "p.gguf", case["config"], case["shapes"], facts=told)
+    assert not np.allclose(hidden_of(path, "cpu"), hidden_of(plain, "cpu"), atol=1e-3)
+
+
+def test_a_modernbert_file_embeds_texts(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", CASES["modernbert"]["config"], CASES["modernbert"]["shapes"], "CLS")
+    embedder = rlx.load_embedder(path, device="cpu")
+    ids = embedder.tokenizer.encode("abc", ends=True)
+    assert ids == [2, 95, 4 + ord("c") - 33, 3]  # CLS, a merged pair, SEP once
+    with pytest.raises(ModelFormatError, match="expected a list of 4"):
+        build_encoder(
+            write_gguf(tmp_path / "p.gguf", CASES["modernbert"]["config"], CASES["modernbert"]["shapes"],
+                       facts={PATTERN: [True]})
+        )  # fmt: skip
+    (vector,) = np.asarray(embedder.embed(["abc"]))
+    model = rlx.compile(build_encoder(path).graph, device="reference")
+    (wanted,) = model.run({"ids": np.array([ids]), "counts": np.array([4])}, outputs=["embedding"])
+    np.testing.assert_allclose(vector, np.asarray(wanted)[0], atol=1e-5)
 
 
 def test_names_that_a_model_was_published_with(tmp_path: Path, expected: Any) -> None:

@@ -10,8 +10,10 @@ import pytest
 
 import rlx
 from rlx.backends.reference import run_graph
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, Value
 from rlx.kernels.program import Program
+from rlx.ops.layout import Full
 from rlx.ops.quant import ConvInteger
 from rlx.ops.recurrent import Gru, Lstm
 from rlx.testing.oracle import compare_results, tolerances
@@ -147,3 +149,22 @@ def test_an_operand_is_packed_again_in_a_loop_and_after_it_has_changed() -> None
     assert len([k for k in program_of(model).run if k.name == "pack b"]) == 2
     inputs = {"a": np.ones((48, 64), "f") / 64, "w": np.eye(64, dtype="f") / 8}
     compare_results(run_graph(g, inputs), dict(model(inputs)), tolerances(g))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_a_run_writes_over_is_made_by_the_run(times: int) -> None:
+    """Zeros that only one kernel reads, and puts its sums into: kept between runs, they would be copied in each."""
+    g = Graph("sums")
+    places, x = g.input("places", (40, 1), "i64"), g.input("x", (40, 64))
+    zeros = g.add(Full((100, 64), 0, DTYPES["f32"]))[0]
+    for n in range(times):
+        g.output(rlx.scatter_nd(zeros, places, x * (n + 1), reduction="add"), f"y{n}")
+    model = rlx.compile(g, device="cpu")
+    size = 4 * 100 * 64
+    assert model.needs.prepared == (size if times == 2 else 0)
+    arrays = {"places": np.arange(40)[:, None] // 2 * 3, "x": np.ones((40, 64), np.float32)}
+    for _ in range(2):
+        for n, made in enumerate(model(arrays).values()):
+            want = np.zeros((100, 64), np.float32)
+            want[:60:3] = 2 * (n + 1)
+            assert np.array_equal(made, want)

@@ -11,6 +11,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -587,9 +588,19 @@ def test_entries_of_another_version_are_made_anew(what: str, tmp_path: Path, mon
     assert_same(model.run(feed), again.run(feed))
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "swapped", "text"])
-def test_damaged_entries_are_replaced(damage: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "weights", "no thread", "swapped", "text"])
+def test_damaged_entries_are_replaced(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is wrong with an entry, the model loads, and the next load finds a good one."""
+    if damage in ("weights", "no thread"):  # whose checksum is computed while the model is made
+        monkeypatch.setattr(container, "WORTH_A_THREAD", 1)
+    if damage == "no thread":
+
+        def refuse(thread: threading.Thread, start: Any = threading.Thread.start) -> None:
+            if thread.name == "rlx checksum":
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
     path, kept = onnx_model(tmp_path), tmp_path / "cache"
     feed = {"i": np.arange(5)}
     want = rlx.load(path, cache_dir=kept).run(feed)
@@ -602,6 +613,9 @@ def test_damaged_entries_are_replaced(damage: str, tmp_path: Path) -> None:
     elif damage == "flipped":
         whole[len(whole) // 2] ^= 1
         whole[-2000] ^= 1
+        entry.write_bytes(whole)
+    elif damage in ("weights", "no thread"):
+        whole[-1] ^= 1  # of the last array
         entry.write_bytes(whole)
     else:
         entry.write_bytes({"empty": b"", "cut": bytes(whole[:-100]), "text": b"hello" * 500}[damage])

@@ -54,6 +54,33 @@ def test_both_ways_agree(case: Any, device: str, monkeypatch: pytest.MonkeyPatch
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("sizes", ["known", "open"])
+@pytest.mark.parametrize("case", [
+    *CASES,
+    ((2, 3, 9, 8), (4, 3, 3, 3), (1, 1), (1, 1), (-1, 1, 1, -2), 1),
+    ((2, 3, 9, 8), (4, 3, 2, 3), (1, 1), (1, 1), (4, 0, 3, 5), 1),
+    ((2, 3, 10, 8), (4, 3, 2, 2), (3, 3), (1, 1), (1, 0, 0, 0), 1),
+], ids=str)  # fmt: skip
+def test_gradients_of_images_are_the_transposed_convolution(case: Any, sizes: str) -> None:
+    """<c, conv(u)> = <gradient for c, u>, with any pads, whatever windows do not reach."""
+    x, w = (RNG.standard_normal(s) for s in case[:2])
+
+    def moved(u: Any, w: Any) -> Any:
+        return ops.conv(u, w, strides=case[2], dilations=case[3], pads=case[4], groups=case[5])
+
+    y = rlx.jit(moved, device="cpu")(x, w)
+    c = RNG.standard_normal(y.shape)
+    open_sizes = {"u": ("n", None, *(f"s{d}" for d in range(x.ndim - 2)))} if sizes == "open" else {}
+    slope = rlx.grad(lambda u, w, c: rlx.reduce_sum(moved(u, w) * c, keepdims=False))
+    if sizes == "open":
+        slope = rlx.grad(lambda u, w: rlx.reduce_sum(ops.sin(moved(u, w)), keepdims=False))
+        c = np.cos(y)
+    found = rlx.jit(slope, dims=open_sizes, device="cpu")(x, w, *([] if sizes == "open" else [c]))
+    assert found.shape == x.shape
+    u = RNG.standard_normal(x.shape)
+    np.testing.assert_allclose(np.vdot(found, u), np.vdot(c, rlx.jit(moved, device="cpu")(u, w)), rtol=1e-9)
+
+
 def test_one_convolution_for_a_weight() -> None:
     """The gradient of a weight of nine taps has no nine products, as far as all sizes are known."""
     x, w = np.zeros((2, 3, 8, 8), "f"), np.zeros((4, 3, 3, 3), "f")

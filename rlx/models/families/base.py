@@ -37,7 +37,9 @@ ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "gelu": ops.gelu,
     "gelu_tanh": partial(ops.gelu, approximate="tanh"),
 }
-SPELLED = {"swish": "silu", "swiglu": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+SPELLED = {
+    "swish": "silu", "swiglu": "silu", "geglu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+}  # fmt: skip
 
 
 class Family:
@@ -78,10 +80,9 @@ class Family:
         return replace(config, rope=rope)
 
     def act(self, b: Blocks, x: Value) -> Value:
-        """The activation: of a config.json what it says, else the family's."""
-        name = self.activation
-        if not b.source.gguf:
-            name = b.source.facts.fields.text("hidden_activation", "hidden_act", "activation_function", default=name)
+        """The activation that the file names, else the family's."""
+        keys = ("hidden_activation",) if b.source.gguf else ("hidden_activation", "hidden_act", "activation_function")
+        name = b.source.facts.fields.text(*keys, default=self.activation)
         made: Value = ACTIVATIONS[activation_named(SPELLED.get(name, name), b.source)](x)
         return made
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from rlx.errors import ModelFormatError
 from rlx.ir.graph import Value
 from rlx.models.blocks import Blocks, Names
 from rlx.models.config import Config
 from rlx.models.families.base import Family
-from rlx.models.rope import config_rope
+from rlx.models.rope import config_rope, gguf_rope
 from rlx.models.source import Source
 from rlx.records import replace
 
@@ -126,7 +127,7 @@ class ModernBert(Bert):
     Of three layers the first sees everything; those with a window have rotary positions of their own base.
     """
 
-    gguf = ()
+    gguf = ("modern-bert",)
     config = ("modernbert",)
     names: ClassVar[Names] = {
         "token_embd": ("token_embd", "embeddings.tok_embeddings"),
@@ -142,15 +143,29 @@ class ModernBert(Bert):
     epsilon = 1e-5
 
     def configure(self, config: Config, source: Source, context: int) -> Config:
-        f, dim = source.facts.fields, config.head_dim
-        reach = f.number("local_attention", default=128) // 2 + 1  # itself, and so many on each side
-        kinds, every = f.get("layer_types"), f.number("global_attn_every_n_layers", default=3) or 1
-        near = [n % every != 0 for n in range(config.layers)]
-        if isinstance(kinds, list) and len(kinds) == config.layers:
-            near = [kind == "sliding_attention" for kind in kinds]
-        far = config_rope(f, dim, f.real("global_rope_theta", default=160000.0), context, "full_attention")
-        own = config_rope(f, dim, f.real("local_rope_theta", default=10000.0), context, "sliding_attention")
-        return replace(config, windows=tuple(reach if n else None for n in near), rope=far, window_rope=own)
+        f, dim, far, near = source.facts.fields, config.head_dim, 160000.0, 10000.0  # the published models' bases
+        if source.gguf:
+            window, pattern = source.facts.number("window", 0), f.get("attention.sliding_window_pattern")
+            base = source.facts.real("rope_base", far)
+            rope = gguf_rope(f, dim, base, context, {})
+            own = gguf_rope(f, dim, f.real("rope.freq_base_swa", default=near), context, {})
+        else:
+            window = f.number("local_attention", default=128)
+            pattern = f.get("layer_types") or f.number("global_attn_every_n_layers", default=3)
+            rope = config_rope(f, dim, f.real("global_rope_theta", default=far), context, "full_attention")
+            own = config_rope(f, dim, f.real("local_rope_theta", default=near), context, "sliding_attention")
+        reach = window // 2 + 1 if window else None  # itself, and so many on each side
+        windows = tuple(reach if seen else None for seen in self._near(source, config.layers, pattern))
+        return replace(config, windows=windows, rope=rope, window_rope=own)
+
+    def _near(self, source: Source, layers: int, pattern: Any) -> list[bool]:
+        """Which layers have a window: as a list says, or all but the first of so many."""
+        if isinstance(pattern, list):
+            if len(pattern) != layers:
+                raise ModelFormatError(f"{source.path}: layers with a window: expected a list of {layers}, one a layer")
+            return [one is True or one == "sliding_attention" for one in pattern]
+        every = pattern if type(pattern) is int else 3
+        return [n % every != 0 if every else True for n in range(layers)]
 
     def layer(self, b: Blocks, x: Value, layer: int) -> Value:
         normed = self.norm(b, x, "attn_norm", layer) if b.has("attn_norm.weight", layer) else x

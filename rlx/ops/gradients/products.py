@@ -82,18 +82,29 @@ def _conv_transpose(op: Conv, inputs: Any, cotangents: Any, i: int) -> Value:
 
 
 def _conv_data(op: Conv, inputs: Any, ct: Value) -> Value:
-    """A transposed convolution, and the border that the padding took or windows did not reach."""
+    """A transposed convolution, and the border that the padding took or windows did not reach.
+
+    The convolution itself leaves the border out where it can: making it takes half as long again for small images.
+    """
     x, w = inputs[:2]
     strides, dilations, pads = op.window(x.rank)
     n = x.rank - 2
     if not all(isinstance(size, int) for size in w.shape):
         raise UnsupportedOp("conv: the gradient of an image needs a weight of known sizes")
-    back = ConvTranspose(strides, dilations, groups=op.groups)
-    full = apply(back, ct, w)
-    ends = [size + pads[d] - full.shape[d + 2] for d, size in enumerate(x.shape[2:])]
-    if any(end != 0 for end in ends) or any(pad != 0 for pad in pads[:n]):
-        full = apply(Pad((0, 0, *(0 - pad for pad in pads[:n]), 0, 0, *ends)), full)
-    return reshaped(full, x.shape)
+    steps = zip(strides, ct.shape[2:], dilations, w.shape[2:], strict=True)
+    reach = [s * (size - 1) + d * (k - 1) + 1 for s, size, d, k in steps]
+    begins: list[Size] = [0 - pad for pad in pads[:n]]
+    ends = [size + pad - full for size, pad, full in zip(x.shape[2:], pads[:n], reach, strict=True)]
+    cut = [pad for pad in pads[:n] if isinstance(pad, int) and pad >= 0]
+    cut += [max(0 - end, 0) for end in ends if isinstance(end, int)]
+    if len(cut) == 2 * n:
+        begins, ends = [0] * n, [end + gone for end, gone in zip(ends, cut[n:], strict=True)]
+    else:
+        cut = [0] * (2 * n)
+    made = apply(ConvTranspose(strides, dilations, tuple(cut), groups=op.groups), ct, w)
+    if any(pad != 0 for pad in (*begins, *ends)):
+        made = apply(Pad((0, 0, *begins, 0, 0, *ends)), made)
+    return reshaped(made, x.shape)
 
 
 def _conv_weight(op: Conv, inputs: Any, ct: Value) -> Value:

@@ -18,7 +18,7 @@ __all__ = ["MOST", "bars", "kinds_of", "roofline", "timeline", "tip"]
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 400, 64, 20, 20, 44
 MOST = 40  # kernels that are drawn as bars
 LETTERS = 30  # of a kernel's name beside its bar
-ROW, LONGEST, TAKEN = 18, 500, 80  # points from bar to bar, of the longest bar, and for the time beside it
+ROW, WIDEST, TAKEN = 18, 760, 80  # points from bar to bar, of the whole picture, and for the time at its right
 TRACK, TIMES = 30, 110
 LETTER = 6.6  # points that a letter takes, about
 
@@ -118,29 +118,34 @@ def roofline(rows: Sequence[KernelRow], c: Ceilings) -> str:
 
 
 def bars(rows: Sequence[KernelRow]) -> str:
-    """A bar for each of the longest kernels: measured (or predicted) time, a tick where it was predicted."""
+    """A bar for each of the longest kernels: its time, and a tick where a measured one was predicted.
+
+    Letters have one size and bars take what the window leaves them, so nothing is cut off in a narrow one.
+    """
     kinds = kinds_of(rows)
     ordered = sorted(rows, key=lambda r: -(r.measured or r.predicted))[:MOST]
     if not ordered:
         return "<p>No kernels: nothing is computed.</p>"
     longest = max(max(r.measured or 0.0, r.predicted) for r in ordered)
-    scale = LONGEST / longest
     names = [short_name(row.name, LETTERS) for row in ordered]
     left = round(LETTER * max(map(len, names))) + 8
     lines = []
     for i, (row, name) in enumerate(zip(ordered, names, strict=True)):
         y, taken = ROW * i + 4, row.measured or row.predicted
-        width, at = scale * taken, left + scale * row.predicted
+        room = f"(100% - {left + TAKEN}px)"
         mark = "? " if row.disturbed else ""
         lines.append(
             f'<text x="{left - 6}" y="{y + 11}" text-anchor="end">{escape(name)}</text>'
-            f'<rect class="b{" disturbed" if row.disturbed else ""}" x="{left}" y="{y}" width="{width:.1f}" '
-            f'height="13" fill="{html.colour(row.kind, kinds)}"><title>{escape(tip(row))}</title></rect>'
-            f'<path class="tick" d="M{at:.1f} {y - 2}V{y + 15}"/>'
-            f'<text x="{max(left + 6 + width, at + 6):.1f}" y="{y + 11}">{mark}{seconds_text(taken)}</text>'
+            f'<rect class="b{" disturbed" if row.disturbed else ""}" x="{left}" y="{y}" '
+            f'style="width:calc({room} * {taken / longest:.4f})" height="13" '
+            f'fill="{html.colour(row.kind, kinds)}"><title>{escape(tip(row))}</title></rect>'
+            f'<text x="100%" y="{y + 11}" text-anchor="end">{mark}{seconds_text(taken)}</text>'
         )
-    width = left + LONGEST + TAKEN
-    return html.svg(width, ROW * len(ordered) + 8, "Time of each kernel; the tick is what was predicted", lines)
+        if row.measured is not None:
+            at = f"calc({left}px + {room} * {row.predicted / longest:.4f})"
+            lines.append(f'<rect class="tick" style="x:{at}" y="{y - 2}" width="1" height="17"/>')
+    height, name = ROW * len(ordered) + 8, "Time of each kernel; a tick is what was predicted"
+    return html.svg(WIDEST, height, name, lines, scaled=False)
 
 
 def timeline(trace: RunTrace, kinds: Sequence[str], kind_at: Sequence[str]) -> str:

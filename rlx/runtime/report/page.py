@@ -115,16 +115,17 @@ def _by(guessed: bool) -> str:
 def _kernels(found: Rooflines) -> Iterator[str]:
     rows, kinds = found.rows, kinds_of(found.rows)
     disturbed = sum(r.disturbed for r in rows)
-    what = "measured" if any(r.measured for r in rows) else "predicted"
+    measured = any(r.measured for r in rows)
+    what = "measured time of each kernel; the upright line is what was predicted" if measured else ""
     cut = f" The {MOST} longest of {len(rows)}." if len(rows) > MOST else ""
-    yield f'<p class="soft">The {what} time of each kernel; the upright line is what was predicted.{cut}</p>'
+    yield f'<p class="soft">The {what or "predicted time of each kernel"}.{cut}</p>'
     if disturbed:
         yield (
             f'<p class="warn">{disturbed} of {len(rows)} kernels are disturbed (?, dashed): other programs had the '
             "processor, and their times may be too long.</p>"
         )
     yield html.legend(kinds)
-    yield f'<div class="wide">{bars(rows)}</div>'
+    yield bars(rows)
     guess = " (guess)" if found.prediction.guessed else ""
     head = (
         "kernel",

@@ -715,6 +715,38 @@ def test_winograd_is_chosen_where_it_pays() -> None:
         assert made[0][0].startswith("conv.winograd") == expected
 
 
+def turned_weights(g: Graph, w: Sequence[int], kind: str) -> Value:
+    """Weights of a run: as they come, or turned around as a gradient has them."""
+    if kind == "given":
+        return g.input("w", w)
+    around = (w[1], w[0], *w[2:])
+    given = g.input("w", around)
+    starts = (0, 0, *(size - 1 for size in w[2:]))
+    turned: Value = transpose(g.add(Slice(starts, around, (1, 1, *(-1 for _ in w[2:]))), given)[0], perm=(1, 0, 2, 3))
+    return turned
+
+
+@pytest.mark.parametrize("kind", ["given", "turned"])
+@pytest.mark.parametrize("channels, outputs, pads", [(17, 40, (1, 1, 1, 1)), (16, 16, (0, 2, 1, 0))])
+def test_winograd_of_weights_of_a_run(channels: int, outputs: int, pads: tuple[int, ...], kind: str, name: str) -> None:
+    """They are transformed in each run, wherever they come from."""
+    g, w = Graph("computed"), (outputs, channels, *FORMS[name].r)
+    g.output(conv(g.input("x", (2, channels, 21, 13)), turned_weights(g, w, kind), pads=pads), "y")
+    run = compiled(g)
+    assert strategies(run) == ["conv.winograd_weights", name]
+    check(g, run=run, tolerance=1e-6 if name == "conv.winograd_f2x2_3x3" else 6e-6)
+
+
+def test_weights_of_a_run_have_large_tiles_for_large_images_only() -> None:
+    """Of how many images there are, the bits of one don't depend."""
+    for pixels, expected in ((56, "conv.winograd_f4x4_3x3"), (14, "conv.winograd_f2x2_3x3")):
+        for batch in (1, 8):
+            g = Graph("computed")
+            operands = g.input("x", (batch, 64, pixels, pixels)), g.input("w", (64, 64, 3, 3))
+            g.output(conv(*operands, pads=(1,) * 4), "y")
+            assert strategies(compiled(g))[-1] == expected
+
+
 @pytest.mark.parametrize("window, tile", [(3, 4), (5, 4), (7, 2)])
 def test_one_tile_of_a_line_is_summed_plainly(window: int, tile: int) -> None:
     """By the widest vectors; a compile for sizes that the run decides gives the bits of one for that size."""

@@ -1,8 +1,9 @@
 """Products of f32 with encoded weights, from panels as products of whole numbers have them (`q8_codes`).
 
-A weight is made as its encoding says, scale * (u - zero) - minimum with one rounding each. Up to four rows make the
-weights of a few panels in registers, more rows those of two panels in memory that stays in L1, as `blocks` does. Sums
-are chains of fma over 128 steps of k, added up in order, either way: the bits of a row depend on K only.
+A weight is made as its encoding says, scale * (u - zero) - minimum with one rounding each (before a minimum the product
+is exact: of at most 17 and 5 bits). Up to four rows make the weights of a few panels in registers, more rows those of
+two panels in memory that stays in L1, as `blocks` does. Sums are chains of fma over 128 steps of k, added up in order,
+either way: the bits of a row depend on K only.
 
 Where operands are rounded to bf16, two steps of weights become words of pairs (`bf16`), which are multiplied: chains
 are over 128 steps, or over 256 where a block of the encoding has so many.
@@ -42,9 +43,14 @@ AHEAD = 6000  # bytes: how far ahead is prefetched, of all panels that are read 
 Emit = Callable[[int, list[str]], None]  # of a step of a turn, and its weights in vectors
 
 
-def _shapes(target: Target) -> Mapping[int, int]:
-    """Rows that make weights in registers, and the panels they read at a time, so that enough chains are under way."""
-    return {1: 4, 2: 2, 3: 2, 4: 2} if target.vector_bytes == 64 else {1: 2, 2: 1}
+def _shapes(target: Target, pairs: bool = False) -> Mapping[int, int]:
+    """Rows that make weights in registers, and the panels they read at a time, so that enough chains are under way.
+
+    A step of pairs takes so many instructions that two chains suffice, and more panels would want more registers.
+    """
+    if target.vector_bytes < 64:
+        return {1: 2, 2: 1}
+    return {1: 2 if pairs else 4, 2: 2, 3: 2, 4: 2}
 
 
 class _Coded(PanelFormat):
@@ -71,7 +77,7 @@ class _Coded(PanelFormat):
         code = self.whole
         sizes, decoded = (code.block, code.nbytes * COLUMNS), (BF16_PAIRS, 2) if self.pairs else (AS_SUMS, 1)
         many = multiplied_in_memory(tile, self.name, _decode(tile, code, self.pairs), *sizes, *decoded)
-        shapes = _shapes(tile.target).items()
+        shapes = _shapes(tile.target, self.pairs).items()
         few = {rows: _few_rows(tile, code, rows, panels, self.pairs) for rows, panels in shapes}
 
         def of_rows(rows: int) -> Callable[[], None]:
@@ -165,25 +171,21 @@ def _weights(f: Function, tile: Tile, readers: list[Reader], emit: Emit, fetched
     code, v = readers[0].code, vec("float", tile.lanes)
     scales: list[str | None] = []
     minima: list[str] = []
-    zeros: list[str | int] = [code.zero] * len(readers)
     for number in range(code.turn // 4):
         if 4 * number % code.group == 0:
             group = 4 * number // code.group
             scales = [code.scale(r, group) for r in readers]
-            minima = [code.minimum(r, group) for r in readers] if code.minima else []
-            zeros = [code.zeros(r) for r in readers] if code.zeroed else zeros
+            minima = [f.neg(code.minimum(r, group)) for r in readers] if code.minima else []
         for p, line in fetched[number] if fetched else ():
             f.prefetch(f.offset(p, line))
-        fours = [code.four(r, number) for r in readers]
+        fours = [code.numbers(r, number) for r in readers]
         for j in range(4):
             made = []
             for i, x in enumerate(fours):
-                u = f.lshr(x, 8 * j) if j else x
-                u = f.and_(u, 255) if j < 3 else u
-                w = f.cast("sitofp", f.sub(u, zeros[i]) if zeros[i] else u, "float")
-                scale = scales[i]
-                w = f.mul(w, scale, v) if scale is not None else w
-                made.append(f.binary("fsub", w, minima[i], v) if minima else w)
+                w, scale = x[j], scales[i]
+                if scale is not None:  # scales of codes with minima have 17 bits: products are exact
+                    w = f.fma(w, scale, minima[i], v) if minima else f.mul(w, scale, v)
+                made.append(w)
             emit(4 * number + j, made)
 
 

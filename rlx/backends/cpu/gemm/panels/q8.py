@@ -69,6 +69,7 @@ __all__ = ["Q8_FORMATS", "Q8Blocks", "Q8Bytes"]
 F32, U8 = DTYPES["f32"], DTYPES["u8"]
 AHEAD = 6000  # bytes: how far ahead is prefetched, of all panels that are read at a time
 SPEED = 6  # products a second, of those of f32
+OTHER_REGISTERS = 5  # than sums and totals: numbers of two panels, an activation, masks
 PAIR_LIMIT = 128  # numbers up to which two products with activations add up within 16 bits
 
 Stored = Callable[[Expr, Expr, "Expr | int"], Expr]  # a byte of B, by column, block and number within the block
@@ -193,12 +194,14 @@ def _shapes(tile: Tile, code: Q8Code) -> tuple[dict[int, int], Sequence[int], in
     """How many panels products of so many rows read at a time; the rows of the bands of more rows, and their panels.
 
     One or two rows wait for memory, which is read fastest one panel at a time. For 7 or 8 there are no registers for
-    the sums of two, and two bands would make numbers of the weights twice. Sums of half a block take more registers.
+    the sums of two and all totals (`_Columns.kept`), and two bands would make numbers of the weights twice. Where a
+    block has one scale and no minimum, that takes less time than reading each activation for one panel only.
     """
     if tile.lanes < COLUMNS:
         return dict.fromkeys(range(1, 5), 1), range(2, 5), 1
     halves = code.group < ACTIVATION_BLOCK
-    few = {rows: 2 if rows in ((3, 4) if halves else range(3, 7)) else 1 for rows in range(1, 9)}
+    in_two = (3, 4) if halves else range(3, 7 if code.minima else 9)
+    few = {rows: 2 if rows in in_two else 1 for rows in range(1, 9)}
     return (few, range(4, 9), 1) if halves else (few, range(4, 7), 2)
 
 
@@ -236,6 +239,11 @@ class _Columns:
         self.matrix = Matrix.of(f, tile, "%a", "%lda", "%k")
         self.whole = replace(tile, dtype="i32", format=_Fours(code.most))
         self.totals = Accumulators(f, tile, rows, self.vectors)
+        # of the totals, those that stay in registers while sums of 32 steps do; the others wait on the stack
+        count = rows * self.vectors
+        free = tile.registers - count - OTHER_REGISTERS
+        self.kept = free if panels > 1 and free < count else count
+        self.waiting = f.alloca(tile.vector, count - self.kept) if self.kept < count else ""
 
     def emit(self) -> None:
         f, tile, code = self.f, self.tile, self.code
@@ -246,6 +254,8 @@ class _Columns:
         thirds = [self.matrix.at(f, tile, i) for i in range(0, self.rows, 3)]
         rooms = [f.alloca("i8", code.kept * self.lanes) if code.kept else "" for _ in range(self.vectors)]
         count, turns = len(thirds), code.turns
+
+        self.put_aside()
 
         # from so many blocks before the end of a panel on, the panels to come are prefetched
         early = -(-AHEAD // self.panels // (code.nbytes * COLUMNS))
@@ -268,7 +278,24 @@ class _Columns:
             return [*lines, *(f.offset(p, code.nbytes * COLUMNS) for p in at)]
 
         self.totals.loop(0, "%k", code.block, [*thirds, *starts], one_block, runs=True)
+        self.bring_back()
         self.totals.put(c_rows, "%n", None)
+
+    def waiting_places(self) -> list[str]:
+        """Where the totals are that wait, which LLVM is not to know of: it would choose other ones."""
+        room = self.f.opaque(self.waiting) if self.waiting else ""
+        count = self.rows * self.vectors - self.kept
+        return [self.f.offset(room, 4 * self.lanes * number) for number in range(count)]
+
+    def put_aside(self) -> None:
+        """Leaves the totals in registers that stay there."""
+        values, self.totals.values = self.totals.values, self.totals.values[: self.kept]
+        for value, p in zip(values[self.kept :], self.waiting_places(), strict=True):
+            self.f.store(value, p, ty=self.tile.vector)
+
+    def bring_back(self) -> None:
+        """All totals again."""
+        self.totals.values += [self.f.load(self.tile.vector, p) for p in self.waiting_places()]
 
     def turn(self, readers: list[Reader], number: Operand, lines: list[str]) -> list[str]:
         """Adds a turn of the weights; the rows after it."""
@@ -303,6 +330,7 @@ class _Columns:
         scales = [[code.scale(reader, part * len(groups) + g) for reader in readers] for g in groups]
         own = [f.splat(f.load("float", f.offset(p, ROW_SCALE)), self.lanes) for p in records]
         by_group = [[scale for scale in some if scale is not None] for some in scales]
+        self.bring_back()
         self.totals.add_groups(list(zip(made, by_group, strict=True)), own)
         for g in groups if code.minima else ():
             minima = [code.minimum(reader, part * len(groups) + g) for reader in readers]
@@ -310,6 +338,7 @@ class _Columns:
             self.totals.add(less.__getitem__, minima.__getitem__)
         if self.code.minima or self.code.group == 16:  # else LLVM would make them after the next part's, from memory
             self.totals.values = [self.tile.ordered(f, x) for x in self.totals.values]
+        self.put_aside()
 
     def four(
         self, readers: list[Reader], part: int, records: list[str], sums: Accumulators, step: int, chain: int

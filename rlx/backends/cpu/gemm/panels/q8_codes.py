@@ -93,6 +93,7 @@ class Reader:
     def __init__(self, f: Function, code: Q8Code, at: str, first: int, lanes: int, room: str) -> None:
         self.f, self.code, self.at, self.first, self.lanes, self.room = f, code, at, first, lanes, room
         self.body, self.turn_room = at, room
+        self.points = ""  # zero points, once they are read
 
     def begin_turn(self, number: Operand) -> None:
         """Goes on with a turn, the number of which the run may tell."""
@@ -129,6 +130,14 @@ class Reader:
         if right == 0:
             return x
         return self.f.lshr(x, right) if right > 0 else self.f.shl(x, -right)
+
+    def values(self, table: Sequence[int], numbers: str) -> str:
+        """f32 of a table of 16 or 32, by the lowest 4 or 5 bits of 16 dwords, whatever the others are."""
+        f, v, words = self.f, vec("float", COLUMNS), vec("i32", COLUMNS)
+        parts = [f"{v} {constant([float(x) for x in table[at : at + 16]], v)}" for at in range(0, len(table), 16)]
+        name = "llvm.x86.avx512." + ("permvar.sf.512" if len(parts) == 1 else "vpermi2var.ps.512")
+        f.declare(name, v, [v, words, v][: 1 + len(parts)])
+        return f.op(f"call {v} @{name}({', '.join([parts[0], f'{words} {numbers}', *parts[1:]])})", v)
 
     def looked_up(self, table: Sequence[int], numbers: str) -> str:
         """Bytes of a table by numbers of 4 bits."""
@@ -172,6 +181,7 @@ class Q8Code(ABC):
     turn: ClassVar[int] = 32
     zero: ClassVar[int] = 0
     most: ClassVar[int] = 255  # of u
+    table: ClassVar[Sequence[int]] = ()  # u - zero (`zeroed`: u) by 4 or 5 bits, to be looked up in f32
     minima: ClassVar[bool] = False
     zeroed: ClassVar[bool] = False  # columns have zero points of their own, `zeros`, instead of `zero`
     kept: ClassVar[int] = 0  # rows of bytes that `begin` keeps
@@ -203,6 +213,26 @@ class Q8Code(ABC):
     @abstractmethod
     def four(self, r: Reader, number: int) -> str:
         """The numbers u of elements 4 * number ... of a turn, as fours."""
+
+    def coded(self, r: Reader, number: int) -> tuple[str, int]:
+        """Dwords that have the numbers in `table` of those elements: in the lowest bits after so many, of each byte."""
+        return self.four(r, number), 0
+
+    def numbers(self, r: Reader, number: int) -> list[str]:
+        """The same four, less zero points, as f32."""
+        f = r.f
+        if self.zeroed:
+            r.points = r.points or self.zeros(r)
+        if self.table and r.lanes == COLUMNS:
+            x, right = self.coded(r, number)
+            found = [r.values(self.table, r.shifted(x, 8 * j + right)) for j in range(4)]
+            return [f.binary("fsub", u, r.floats(r.points)) for u in found] if self.zeroed else found
+        made, four = [], self.four(r, number)
+        zero = r.points if self.zeroed else self.zero
+        for j in range(4):
+            u = f.and_(r.shifted(four, 8 * j), 255) if j < 3 else f.lshr(four, 24)
+            made.append(r.floats(f.sub(u, zero) if zero else u))
+        return made
 
     @abstractmethod
     def scale(self, r: Reader, group: int) -> str | None:
@@ -247,14 +277,18 @@ class _Q8_1(_Q8_0):
 
 class _Q4_0(_Q8_0):
     name, zero, most = "q4_0", 8, 15
+    table: ClassVar[Sequence[int]] = range(-8, 8)
     body: ClassVar[Fields] = (Field("d", 1, 2), Field("q", 4, 4, 2))
 
+    def coded(self, r: Reader, number: int) -> tuple[str, int]:
+        return r.fours("q", number % 4), number // 4 * 4
+
     def four(self, r: Reader, number: int) -> str:
-        return r.f.and_(r.shifted(r.fours("q", number % 4), number // 4 * 4), NIBBLES)
+        return r.f.and_(r.shifted(*_Q4_0.coded(self, r, number)), NIBBLES)
 
 
 class _Q4_1(_Q4_0):
-    name, zero, minima = "q4_1", 0, True
+    name, zero, minima, table = "q4_1", 0, True, range(16)
     body: ClassVar[Fields] = (Field("d", 1, 2), Field("m", 1, 2, 2), Field("q", 4, 4, 4))
 
     def minimum(self, r: Reader, group: int) -> str:
@@ -262,7 +296,8 @@ class _Q4_1(_Q4_0):
 
 
 class _Q5_0(_Q4_0):
-    name, zero, most = "q5_0", 16, 31
+    name, zero, most, table = "q5_0", 16, 31, range(-16, 16)
+    coded = Q8Code.coded
     body: ClassVar[Fields] = (Field("d", 1, 2), Field("high", 1, 4, made=_fifths(_in_word(2))), Field("q", 4, 4, 6))
 
     def four(self, r: Reader, number: int) -> str:
@@ -271,7 +306,7 @@ class _Q5_0(_Q4_0):
 
 
 class _Q5_1(_Q5_0):
-    name, zero, minima = "q5_1", 0, True
+    name, zero, minima, table = "q5_1", 0, True, range(32)
     body: ClassVar[Fields] = (
         Field("d", 1, 2), Field("m", 1, 2, 2), Field("high", 1, 4, made=_fifths(_in_word(4))), Field("q", 4, 4, 8)
     )  # fmt: skip
@@ -279,14 +314,14 @@ class _Q5_1(_Q5_0):
 
 
 class _Iq4Nl(_Q4_0):
-    name, zero, most = "iq4_nl", 128, 255
+    name, zero, most, table = "iq4_nl", 128, 255, IQ4
 
     def four(self, r: Reader, number: int) -> str:
         return r.looked_up([n + 128 for n in IQ4], super().four(r, number))
 
 
 class _Mxfp4(_Q4_0):
-    name, zero, most = "mxfp4", 16, 28
+    name, zero, most, table = "mxfp4", 16, 28, TWICE
     body: ClassVar[Fields] = (Field("e", 1, 1), Field("q", 4, 4, 1))
 
     def four(self, r: Reader, number: int) -> str:
@@ -368,6 +403,7 @@ class _Q3_K(_OfTwos):
 
 class _Q4_K(Q8Code):
     name, most, turn, minima, kept, kept_rows, block = "q4_k", 15, 64, True, 16, 4, 256
+    table: ClassVar[Sequence[int]] = range(16)
     head: ClassVar[Fields] = (Field("d", 1, 2), Field("m", 1, 2, 2), Field("s", 12, 1, 4))
     body: ClassVar[Fields] = (Field("q", 32, 4, 16),)
 
@@ -382,8 +418,11 @@ class _Q4_K(Q8Code):
                 own = list(range(half * two, half * two + two))
                 r.keep(8 * i + 4 * half, f.shuffle(s, m, [*own, *(n + 2 * two for n in own)]))
 
+    def coded(self, r: Reader, number: int) -> tuple[str, int]:
+        return r.fours("q", number % 8), number // 8 * 4
+
     def four(self, r: Reader, number: int) -> str:
-        return r.f.and_(r.shifted(r.fours("q", number % 8), number // 8 * 4), NIBBLES)
+        return r.f.and_(r.shifted(*_Q4_K.coded(self, r, number)), NIBBLES)
 
     def scale(self, r: Reader, group: int) -> str:
         return r.f.mul(r.halves("d"), r.floats(r.kept(group)))
@@ -393,7 +432,8 @@ class _Q4_K(Q8Code):
 
 
 class _Q5_K(_Q4_K):
-    name, most = "q5_k", 31
+    name, most, table = "q5_k", 31, range(32)
+    coded = Q8Code.coded
     body: ClassVar[Fields] = (
         Field("high", 8, 4, made=_fifths(lambda k, byte, group, i: field(k, byte(16 + i), group, 1))),
         Field("q", 32, 4, 48),
@@ -515,6 +555,7 @@ class _Bytes(Q8Code):
             return made
 
         self.most = 15 if dtype == "u4" else 255  # type: ignore[misc]
+        self.table = range(16) if dtype == "u4" else ()  # type: ignore[misc]
         self.body = (  # type: ignore[misc]
             *((Field("s", 1, 4, made=scale),) if scaled else ()),
             *((Field("z", 1, 1, made=point),) if zeroed else ()),
@@ -530,10 +571,13 @@ class _Bytes(Q8Code):
         )
         return f"{self.dtype}{less}{times}"
 
+    def coded(self, r: Reader, number: int) -> tuple[str, int]:
+        return r.fours("q", number % 4), number // 4 * 4
+
     def four(self, r: Reader, number: int) -> str:
         if self.dtype != "u4":
             return r.fours("q", number)
-        return r.f.and_(r.shifted(r.fours("q", number % 4), number // 4 * 4), NIBBLES)
+        return r.f.and_(r.shifted(*self.coded(r, number)), NIBBLES)
 
     def scale(self, r: Reader, group: int) -> str | None:
         return r.f.load(vec("float", r.lanes), r.place("s")) if self.scaled else None

@@ -70,6 +70,9 @@ WIDTH = WinogradSchedule.WIDTH
 # Transformed by F(4x4) these would be four times as many bytes, read for few pixels. The widest vectors compute twice
 # as fast as others, and wait for memory as long.
 MANY_WEIGHTS, MANY_FOR_WIDE = 512 * 384, 256 * 256
+# Weights that may change from run to run are transformed in each: by F(4x4) that takes as long as its products save for
+# so many pixels of an image. (How many images there are must not change the bits of one.)
+PIXELS_FOR_RUN = 256
 A_PRODUCT = 8  # steps of a sum that the start and the end of a product cost
 
 
@@ -123,7 +126,7 @@ def unsuited(kernel: Kernel) -> str | None:
         f"it has fewer than {MIN_CHANNELS} channels or outputs a group, or as many as the run says": any(
             not isinstance(s, int) or s < MIN_CHANNELS for s in _sizes(anchor)
         ),
-        "its weights are computed": not ((w := weights_of(anchor)) and w[0].source.is_fixed),
+        "its weights have to be computed or converted first": weights_of(anchor) is None,
         f"its windows are {'x'.join(map(str, anchor.w_shape[2:]))}": all(f.r != window(anchor) for f in FORMS.values()),
     }
     return next((why for why, holds in reasons.items() if holds), None)
@@ -132,6 +135,12 @@ def unsuited(kernel: Kernel) -> str | None:
 def _sizes(anchor: Conv) -> tuple[Size, Size]:
     """Outputs and channels of a group."""
     return anchor.w_shape[0] // anchor.groups, anchor.w_shape[1]
+
+
+def _is_fixed(anchor: Conv) -> bool:
+    """Whether the weights are transformed once, before any run."""
+    found = weights_of(anchor)
+    return found is not None and found[0].source.is_fixed
 
 
 def possible(kernel: Kernel) -> list[str]:
@@ -143,7 +152,10 @@ def possible(kernel: Kernel) -> list[str]:
 
 
 def choose(kernel: Kernel, target: Target) -> str:
-    """The name of the form that is thought to be fastest for more than `few_pixels`, "" for none: by channels only."""
+    """The name of the form that is thought to be fastest for more than `few_pixels`, "" for none.
+
+    By channels only, and for weights that a run computes by the least size of an image too.
+    """
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     names = possible(kernel)
@@ -152,6 +164,10 @@ def choose(kernel: Kernel, target: Target) -> str:
     outputs, channels = _sizes(anchor)
     assert isinstance(outputs, int)
     assert isinstance(channels, int)
+    if not _is_fixed(anchor):
+        geo = geometry(kernel)
+        least = bounds(geo.out_height * geo.out_width)[0] or 0
+        names = [name for name in names if name != F4X4 or least >= PIXELS_FOR_RUN]
     return fastest(names, outputs, channels, target)
 
 
@@ -195,7 +211,8 @@ def _layout(kernel: Kernel, name: str) -> list[Kernel]:
     outputs, channels = _sizes(anchor)
     assert isinstance(outputs, int)
     shape = (FORMS[name].positions, anchor.groups * -(-outputs // WIDTH), channels, WIDTH)
-    buffer = Buffer(f"{kernel.stores[0].buffer.name}.winograd", "prepared", shape, anchor.x.dtype)
+    kind = "prepared" if _is_fixed(anchor) else "arena"
+    buffer = Buffer(f"{kernel.stores[0].buffer.name}.winograd", kind, shape, anchor.x.dtype)
     vars = out_vars(4)
     store = Store(buffer, shape, vars, const(0, buffer.dtype))
     packed = replace(anchor, x=const(0, buffer.dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -25,6 +25,8 @@ from rlx.kernels.program import Kernel
 __all__ = ["F4X4", "FORMS", "WEIGHTS", "Form", "Matrix", "combine", "transforms", "weights_of", "window"]
 
 WIDTH = WinogradSchedule.WIDTH
+LANES = 16  # outputs whose weights are transformed together
+PARTS = WIDTH // LANES  # of a panel
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
@@ -102,7 +104,9 @@ def weights_of(anchor: Conv) -> tuple[Load, DType] | None:
     w = anchor.w.value if isinstance(anchor.w, Cast) else anchor.w
     narrow, w = w.dtype, w.value if isinstance(w, Cast) else w
     known = {w.dtype.name, narrow.name} <= {"f16", "bf16", "f32"}
-    return (w, narrow) if isinstance(w, Load) and known else None
+    if not isinstance(w, Load) or w.where is not None or not known:
+        return None
+    return (w, narrow) if linear_index(w.indices, w.source.shape).is_linear else None
 
 
 def combine(f: Function, matrix: Matrix, values: list[str], ty: str) -> list[str]:
@@ -142,7 +146,7 @@ class WeightsArguments(Arguments):
 def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
     """The weights' transform: [position, panel, channel, output], computed in f64 and rounded once.
 
-    A chunk is one output; panels of a group after those of the one before.
+    A chunk is `LANES` outputs of a panel; panels of a group after those of the one before.
     Outputs beyond the last are zeros.
     """
     anchor, buffer = kernel.anchor, kernel.stores[0].buffer
@@ -150,6 +154,7 @@ def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
     found = weights_of(anchor)
     assert found is not None
     stored, narrow = found
+    wide = f"<{LANES} x double>"
     dtype, memory = stored.dtype, convert.memory_type(stored.dtype)
     positions, panels, channels, _ = buffer.shape
     rank = len(anchor.w_shape)
@@ -171,38 +176,40 @@ def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
     )
     f = gemm.kernel_function(PLACEHOLDER)
     w = WeightsArguments.loaded(f)
-    panel, lane = f.lshr("%chunk", 4), f.and_("%chunk", WIDTH - 1)
-    output = f.add(f.mul(f.rem(panel, w.panels), WIDTH), lane)  # in its group
-    number = f.add(f.mul(f.div(panel, w.panels), w.outputs), output)
-    weights = f.gep(w.w, f.mul(number, w.o_step), memory)
-    out = f.gep(w.out, f.add(f.mul(f.mul(panel, w.channels), WIDTH), lane), "float")
-
-    def put(c: str, value: Callable[[int], str]) -> None:
-        for i in range(form.positions):
-            f.store(value(i), f.gep(out, f.add(f.mul(w.position_step, i), f.mul(c, WIDTH)), "float"), ty="float")
+    panel, first = f.div("%chunk", PARTS), f.mul(f.rem("%chunk", PARTS), LANES)
+    group = f.div(panel, w.panels)
+    output = f.add(f.mul(f.rem(panel, w.panels), WIDTH), first)  # in its group
+    last = f.sub(w.outputs, 1)
+    lanes = [f.add(output, i) for i in range(LANES)]
+    rows = [f.mul(f.add(f.mul(group, w.outputs), f.min(lane, last)), w.o_step) for lane in lanes]
+    starts = [f.gep(w.w, row, memory) for row in rows]
+    out = f.gep(w.out, f.add(f.mul(f.mul(panel, w.channels), WIDTH), first), "float")
+    exists = "poison"
+    for i, lane in enumerate(lanes):
+        exists = f.insert(exists, f.cmp("lt", lane, w.outputs), i, f"<{LANES} x i1>")
 
     def channel(c: str, _: list[str]) -> None:
-        p = f.gep(weights, f.mul(c, w.c_step), memory)
+        at = f.mul(c, w.c_step)
 
         def tap(i: int, j: int) -> str:
-            at = f.add(f.mul(w.row_step, i), f.mul(w.column_step, j))
-            x = convert.convert(f, f.load(memory, f.gep(p, at, memory)), dtype, narrow, 1)
-            return convert.convert(f, x, narrow, DTYPES["f64"], 1)
+            place = f.add(at, f.add(f.mul(w.row_step, i), f.mul(w.column_step, j)))
+            x = "poison"
+            for lane, start in enumerate(starts):
+                one = f.load(memory, f.gep(start, place, memory))
+                x = f.insert(x, one, lane, f"<{LANES} x {memory}>")
+            return convert.convert(f, convert.convert(f, x, dtype, narrow, LANES), narrow, DTYPES["f64"], LANES)
 
-        half = [combine(f, across, [tap(i, j) for j in range(form.r[1])], "double") for i in range(form.r[0])]
-        made = [combine(f, down, [line[j] for line in half], "double") for j in range(form.n[1])]
-        put(c, lambda i: f.cast("fptrunc", made[i % form.n[1]][i // form.n[1]], "float"))
+        half = [combine(f, across, [tap(i, j) for j in range(form.r[1])], wide) for i in range(form.r[0])]
+        made = [combine(f, down, [line[j] for line in half], wide) for j in range(form.n[1])]
+        for i in range(form.positions):
+            value = f.cast("fptrunc", made[i % form.n[1]][i // form.n[1]], "float")
+            kept = f.select(exists, value, f.splat(0.0, LANES, "float"))
+            f.store(kept, f.gep(out, f.add(f.mul(w.position_step, i), f.mul(c, WIDTH)), "float"))
 
-    def transform() -> None:
-        f.loop(0, w.channels, 1, [], channel)
-
-    def clear() -> None:
-        f.loop(0, w.channels, 1, [], lambda c, _: put(c, lambda _: "0.0"))
-
-    f.if_(f.cmp("lt", output, w.outputs), transform, clear)
+    f.loop(0, w.channels, 1, [], channel)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
-    return KernelCode(symbol, ir, tuple(words), Product((panels, WIDTH)))
+    return KernelCode(symbol, ir, tuple(words), Product((panels, PARTS)))
 
 
 WEIGHTS = Step("conv.winograd_weights", _emit_weights)
