@@ -4,8 +4,9 @@ python tools/prebuild.py            writes rlx/backends/cpu/prebuilt/*.bin, whic
 python tools/prebuild.py --here     only for processors that this one has all features of
 
 What is compiled is what small graphs of the usual layers need: products of all shapes of operands, convolutions,
-attention, norms, recurrent cells and what is usually computed with them; all routines that these call, and the native
-code of runs. No size is in the text of a kernel, so a layer here stands for such layers of any size.
+attention, norms, recurrent cells and what is usually computed with them, and layers of nets for sound
+(prebuild_sound.py); all routines that these call, and the native code of runs. No size is in the text of a kernel, so
+a layer here stands for such layers of any size.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import llvmlite
 import numpy as np
+from prebuild_sound import sounds
 
 import rlx
 from rlx.backends.codegen.arguments import text_key
@@ -315,7 +317,7 @@ def cell(g: rlx.Graph, op: Any, gates: int, direction: str, count: int) -> None:
 
 def graphs() -> Iterator[rlx.Graph]:
     """All graphs."""
-    for family in (products, convolutions, blocks, of_bytes, attentions, rows_of, cells):
+    for family in (products, convolutions, blocks, of_bytes, attentions, rows_of, cells, sounds):
         for number, make in enumerate(family()):
             graph = rlx.Graph(f"{family.__name__}{number}")
             make(graph)

@@ -21,10 +21,11 @@ from rlx.backends.cpu.jit.load import loads_itself, runtime_objects
 pytestmark = pytest.mark.skipif(not loads_itself(), reason="only our own loader takes such code")
 
 
-def layers(graph: rlx.Graph) -> None:
-    """A convolution, a product and a softmax."""
+def layers(graph: rlx.Graph, width: int = 80, epsilon: float = 1e-5, slope: float = 0.1) -> None:
+    """A convolution, a product, a norm and a softmax."""
     x = rlx.relu(rlx.conv(graph.input("x", (1, 3, 12, 12)), graph.param("w", data=numbers(8, 3, 3, 3))))
-    y = rlx.matmul(rlx.reshape(x, (8, 100)), graph.param("v", data=numbers(100, 40)))
+    y = rlx.matmul(rlx.reshape(x, (8, 100)), graph.param("v", data=numbers(100, width)))
+    y = rlx.layer_norm(rlx.leaky_relu(y, alpha=slope), graph.param("s", data=numbers(width)), epsilon=epsilon)
     graph.output(rlx.softmax(y))
 
 
@@ -81,6 +82,15 @@ def test_what_came_with_rlx_is_not_compiled(archive: Path, tmp_path: Path, monke
     result(tmp_path / "cache")
     assert not names
     assert not list((tmp_path / "cache").rglob("*.o"))
+
+
+def test_other_sizes_and_numbers_find_the_same_code(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Widths, what a norm adds, slopes: words, so code of one net is that of others."""
+    names = compiled_functions(monkeypatch)
+    graph = rlx.Graph("other")
+    layers(graph, 192, 1e-12, 0.03)
+    rlx.compile(graph, device="cpu", cache=False).run([np.ones((1, 3, 12, 12), np.float32)])
+    assert not names
 
 
 def test_results_have_the_same_bits(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
