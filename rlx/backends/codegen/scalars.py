@@ -82,7 +82,7 @@ def filled(codes: Sequence[KernelCode], numbers: Sequence[int]) -> list[KernelCo
 def _words_of(e: Apply) -> Callable[[Const], bool]:
     """Which numbers among the operands of some arithmetic are words."""
     if e.fn == "div" and _is_sum(e.args[0]):
-        return lambda x: _is_finite(x) and x.value >= MEAN
+        return lambda x: _is_finite(x) and isinstance(x.value, float) and x.value >= MEAN
     return _is_finite if e.fn == "add" and _is_mean(e.args[0]) else _is_word
 
 
