@@ -22,7 +22,7 @@ from rlx.ir.verify import verify
 from rlx.kernels.expr import Load, Var, loads, walk
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.prepared import alike, kept_leaves, origins
-from rlx.kernels.program import Buffer, Program
+from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
 from rlx.plan.arena import Schedule
@@ -214,7 +214,8 @@ def weigh(
         copies, in_step = (_at_a_time(some, total(some), step, parts) for some in (late, there))
         odd_params = [p for p in program.params if lies(p.name) and not in_file(p.name)]
         in_step += min(2 * PART, max(map(_bound, odd_params), default=0))  # of the file, while they are copied
-    unread = sum(_bound(b) - _rows_read(program, b) for b in kept_mapped)
+    readers = _readers(program) if kept_mapped else {}
+    unread = sum(_bound(b) - _rows_read(b, readers.get(b, ())) for b in kept_mapped)
     return Weights(
         stored=total(program.params),
         kept=total(kept_new),
@@ -233,17 +234,25 @@ def weigh(
     )
 
 
-def _rows_read(program: Program, table: Buffer) -> int:
+def _readers(program: Program) -> dict[Buffer, list[tuple[Kernel, bool]]]:
+    """By buffer the kernels of a run that read it or a view of it, and whether each is in a loop; in one walk."""
+    found: dict[Buffer, list[tuple[Kernel, bool]]] = {}
+    loops = 0
+    for kernel in program.run:
+        if kernel.mark is not None and kernel.mark.flow.round is not None:
+            loops += {"loop": 1, "end": -1}.get(kernel.mark.part, 0)
+        for base in {b.base for b in kernel.reads()}:
+            found.setdefault(base, []).append((kernel, loops != 0))
+    return found
+
+
+def _rows_read(table: Buffer, readers: Iterable[tuple[Kernel, bool]]) -> int:
     """Bytes of a param or constant in a file that one run can bring into memory: the rows that it gathers, with the
     pages that the system brings around each; all where it is read in other ways, or in a loop.
     """
     whole = _bound(table)
-    found = loops = 0
-    for kernel in program.run:
-        if kernel.mark is not None and kernel.mark.flow.round is not None:
-            loops += {"loop": 1, "end": -1}.get(kernel.mark.part, 0)
-        if table not in {b.base for b in kernel.reads()}:
-            continue
+    found = 0
+    for kernel, loops in readers:
         every = {x for e in kernel.expressions() for x in loads(e) if x.source.base is table}
         own = {x: store for store in kernel.stores for x in loads(store.expr) if x.source is table}
         if loops or kernel.special is not None or not every or every - own.keys():

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from math import gcd, prod
 from typing import Any
 
@@ -141,12 +142,8 @@ class Dim(Undecided):
                 f"a size is the result of more than {MAX_NESTED} divisions, minima and maxima of each other: give the "
                 "dims that it depends on fixed sizes (dims=)"
             )
-        dim = object.__new__(Dim)
-        dim._nested = nested
-        dim.terms = tuple(sorted(kept.items(), key=_term_key))
-        dim._hash = hash(dim.terms)
-        dim._text = None
-        return dim
+        ordered = sorted(kept.items(), key=_term_key) if len(kept) > 1 else kept.items()
+        return Dim._in_order(tuple(ordered), nested)
 
     @property
     def symbol(self) -> Symbol | None:
@@ -173,6 +170,8 @@ class Dim(Undecided):
         if not isinstance(other, int | Dim):
             number: Size = self._number("add", self, other)
             return number
+        if type(other) is int and other == 0:
+            return self
         total = dict(self.terms)
         for mono, coef in _terms(other):
             total[mono] = total.get(mono, 0) + coef
@@ -181,7 +180,25 @@ class Dim(Undecided):
     __radd__ = __add__
 
     def __neg__(self) -> Size:
-        return Dim._of({m: -c for m, c in self.terms})
+        return self._times(-1)
+
+    def _times(self, number: int) -> Size:
+        """The product with an integer: the same terms in the same order, so nothing is sorted."""
+        if number == 1:
+            return self
+        if number == 0:
+            return 0
+        return Dim._in_order(tuple((mono, coef * number) for mono, coef in self.terms), self._nested)
+
+    @staticmethod
+    def _in_order(terms: tuple[tuple[Monomial, int], ...], nested: int) -> Dim:
+        """The size of terms that are in canonical form."""
+        dim = object.__new__(Dim)
+        dim._nested = nested
+        dim.terms = terms
+        dim._hash = hash(terms)
+        dim._text = None
+        return dim
 
     def __sub__(self, other: Size) -> Size:
         return self + (-other)
@@ -193,9 +210,11 @@ class Dim(Undecided):
         if not isinstance(other, int | Dim):
             number: Size = self._number("multiply", self, other)
             return number
+        if not isinstance(other, Dim):
+            return self._times(int(other))
         total: dict[Monomial, int] = {}
         for m1, c1 in self.terms:
-            for m2, c2 in _terms(other):
+            for m2, c2 in other.terms:
                 mono = tuple(sorted(m1 + m2, key=_atom_key))
                 total[mono] = total.get(mono, 0) + c1 * c2
         return Dim._of(total)
@@ -253,6 +272,7 @@ def _term_key(term: tuple[Monomial, int]) -> tuple[int, list[str]]:
     return (-len(term[0]), [_atom_key(a) for a in term[0]])
 
 
+@lru_cache(4096)  # bounded: names come from files
 def format_symbol(name: str) -> str:
     """The name of a symbol as sizes show it: in backquotes unless it is a plain word that means nothing else there."""
     if _PLAIN_NAME.fullmatch(name) and name not in _RESERVED_NAMES and name not in DTYPES:
@@ -404,6 +424,8 @@ def ceildiv(num: Size, den: int) -> Size:
 
 
 def _extremum(kind: str, args: Sequence[Size]) -> Size:
+    if all(type(arg) is int for arg in args):
+        return min(args) if kind == "min" else max(args)
     flat: list[Size] = []
     for arg in args:
         atom = arg.terms[0][0][0] if isinstance(arg, Dim) and len(arg.terms) == 1 and arg.terms[0][0] else None

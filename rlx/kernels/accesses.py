@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from operator import is_
 from typing import Any, TypeVar
 
 from rlx.ir.graph import Node
@@ -37,7 +38,7 @@ def kept(fn: Callable[[Kernel], T]) -> Callable[[Kernel], T]:
     def asked(kernel: Kernel) -> T:
         parts = (kernel.stores, kernel.anchor, kernel.operands, kernel.before, kernel.mark)
         found: tuple[tuple[object, ...], T] | None = kernel.__dict__.get(name)
-        if found is None or any(a is not b for a, b in zip(found[0], parts, strict=True)):
+        if found is None or not all(map(is_, found[0], parts)):
             found = kernel.__dict__[name] = parts, fn(kernel)
         return found[1]
 

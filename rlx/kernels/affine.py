@@ -16,7 +16,6 @@ from rlx.ir.shape import (
     bounds,
     dim_of_terms,
     max_size,
-    size_product,
     symbols,
 )
 from rlx.kernels.expr import I64, Apply, Expr, Load, SizeOf, Var, as_size, const, size_expr, transform, walk
@@ -85,7 +84,12 @@ def _affine(e: Expr) -> Affine:
 
 def row_major(shape: Sequence[Size]) -> tuple[Size, ...]:
     """Strides (in elements) of a compact row-major tensor."""
-    return tuple(size_product(shape[d + 1 :]) for d in range(len(shape)))
+    strides: list[Size] = []
+    total: Size = 1
+    for size in reversed(shape):
+        strides.append(total)
+        total = size * total
+    return tuple(reversed(strides))
 
 
 def linear_index(indices: Sequence[Expr], shape: Shape, strides: Sequence[Size] | None = None) -> Affine:

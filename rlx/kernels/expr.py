@@ -117,17 +117,16 @@ class _Hashed(Expr):
     """
 
     _mark: ClassVar[object | None] = None  # until it is found equal to another
+    _hash: ClassVar[int]  # of each object, by `__post_init__`
 
     @cached_property
     def _key(self) -> tuple[Any, ...]:
-        return (type(self).__name__, *(getattr(self, name) for name in self.__dataclass_fields__ if name != "_key"))
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self._key)
+        own = self.__dict__
+        return (type(self).__name__, *[own[name] for name in names_of(self)])
 
     def __post_init__(self) -> None:
-        _ = self._hash  # now, when those of the parts are known: deep trees need no recursion
+        # Now, when those of the parts are known: deep trees need no recursion.
+        self.__dict__["_hash"] = hash(self._key)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, name) for name in names_of(self))  # hashes differ between processes

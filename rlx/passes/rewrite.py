@@ -178,14 +178,13 @@ def _rewrite(graph: Graph, fn: Rule) -> tuple[Graph, int]:
 def _replaced(site: Site, fn: Rule) -> tuple[Value, ...]:
     """The values that replace the outputs of the site's node, or () to keep it."""
     new, node = site.graph, site.node
-    sizes = [(where, len(where)) for where in (new.nodes, new.constants, new.guards)]
+    nodes, constants, guards = len(new.nodes), len(new.constants), len(new.guards)
     made = fn(site)
     outputs = made if isinstance(made, tuple) else () if made is None else (made,)
     if not outputs or [v.type for v in outputs] != [v.type for v in node.outputs]:
-        for where, size in sizes:
-            del where[size:]
+        del new.nodes[nodes:], new.constants[constants:], new.guards[guards:]
         return ()
-    for added in new.nodes[sizes[0][1] :]:
+    for added in new.nodes[nodes:]:
         added.provenance = added.provenance or joined(*site.merged, node)
     for old, value in zip(node.outputs, outputs, strict=True):
         value.name = value.name or old.name

@@ -19,6 +19,7 @@ from rlx.ir.shape import (
     broadcast,
     ceildiv,
     collect_guards,
+    dim_of_terms,
     divides,
     evaluate,
     exact_div,
@@ -26,10 +27,12 @@ from rlx.ir.shape import (
     max_size,
     min_size,
     same,
+    size_product,
     substitute,
     symbols,
     unify,
 )
+from rlx.kernels.affine import row_major
 
 DIMS = [Dim("a", 0, 9), Dim("b", 1, 7), Dim("c", 4, 32, multiple=4), Dim("d", 2)]
 EXTENTS = st.fixed_dictionaries(
@@ -256,3 +259,27 @@ def test_pickling_across_processes() -> None:
     n = Dim("n", 1, 8)
     assert pickle.loads(made) == n // 2 + n
     assert {n // 2 + n: 1}[pickle.loads(made)] == 1
+
+
+@pytest.mark.parametrize("number", [0, 1, -1, 7, True])
+def test_a_product_with_an_integer_has_the_terms_of_the_sum_of_products(number: int) -> None:
+    """It is made without sorting, so its form must be the canonical one all the same."""
+    a, b = Dim("a", 0, 9), Dim("b", 0, 9)
+    size = 3 * a * b + a // 2 - 2 * b + 5
+    assert isinstance(size, Dim)
+    terms = {mono: coef * number for mono, coef in size.terms}
+    expected = dim_of_terms(terms.items())
+    assert size * number == number * size == expected
+    assert str(size * number) == str(expected)
+    assert evaluate(size * number, {"a": 7, "b": 4}) == number * evaluate(size, {"a": 7, "b": 4})
+
+
+def test_a_sum_with_zero_and_a_product_with_one_make_no_new_size() -> None:
+    size = Dim("a") * Dim("b") + 5
+    assert all(made is size for made in (size + 0, 0 + size, size * 1, size - 0))
+
+
+def test_strides_of_a_shape_are_products_of_the_sizes_behind() -> None:
+    a, b = Dim("a"), Dim("b")
+    for shape in ((), (a,), (2, a, 3, b), (0, a, 1), (a, b, a)):
+        assert row_major(shape) == tuple(size_product(shape[d + 1 :]) for d in range(len(shape)))
