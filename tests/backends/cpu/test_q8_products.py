@@ -87,7 +87,7 @@ def test_products(encoding: str, vector_bytes: int, dots: bool, monkeypatch: pyt
             assert_close(model.run({"x": x})[0], x, w, n)
 
 
-@pytest.mark.parametrize("encoding", ["q8_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("encoding", ["q8_0", "q5_0", "q4_k", "q6_k"])
 def test_a_row_has_its_bits_with_any_rows_and_threads(encoding: str) -> None:
     n, k = 590, 1024  # an odd number of panels
     stored, _ = weights(encoding, n, k)
