@@ -19,7 +19,7 @@ from rlx.ir.literal import equal_arrays
 from rlx.ir.mapped import PART, lies_in_file, read_in_place
 from rlx.ir.shape import Symbol, evaluate, numel, symbols
 from rlx.ir.verify import verify
-from rlx.kernels.expr import Load, Var, loads, walk
+from rlx.kernels.expr import Apply, Expr, Load, Var, index, loads, transform, walk
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.prepared import alike, kept_leaves, origins
 from rlx.kernels.program import Buffer, Kernel, Program
@@ -152,6 +152,7 @@ class Weights:
     packed: int
     constants: int
     unread: int  # of those that lie in a file, the rows of tables that a run can't reach
+    passing: int  # of these, what packing reads once
     copies: int  # private copies of params that are dropped after packing
     in_step: int  # of what packing reads where it lies in a file, the most that is in memory at a time
     beside: int  # of what lies in a file, what is mapped and in neither
@@ -215,7 +216,8 @@ def weigh(
         odd_params = [p for p in program.params if lies(p.name) and not in_file(p.name)]
         in_step += min(2 * PART, max(map(_bound, odd_params), default=0))  # of the file, while they are copied
     readers = _readers(program) if kept_mapped else {}
-    unread = sum(_bound(b) - _rows_read(b, readers.get(b, ())) for b in kept_mapped)
+    left = {b: _bound(b) - _rows_read(b, readers.get(b, ())) for b in kept_mapped}
+    twice = tuple(b for b in _packed_too(program) if b in kept)
     return Weights(
         stored=total(program.params),
         kept=total(kept_new),
@@ -223,14 +225,15 @@ def weigh(
         packed=total((b for b in program.buffers("prepared") if b not in packed), 8),
         constants=total(b for b in program.constants if b not in from_file),
         copies=total(early) + copies,
-        unread=unread,
+        unread=sum(left.values()),
+        passing=sum(left.get(b, 0) for b in twice),
         in_step=in_step,
         beside=max(0, total(leaves) - in_step),
         held=sum(held.values()),
         held_names=tuple(held),
         kept_names=frozenset(b.name for b in (*program.params, *in_place) if b in kept),
         experts=_experts(program, in_file),
-        twice=tuple(b for b in _packed_too(program) if b in kept),
+        twice=twice,
     )
 
 
@@ -254,12 +257,11 @@ def _rows_read(table: Buffer, readers: Iterable[tuple[Kernel, bool]]) -> int:
     found = 0
     for kernel, loops in readers:
         every = {x for e in kernel.expressions() for x in loads(e) if x.source.base is table}
-        own = {x: store for store in kernel.stores for x in loads(store.expr) if x.source is table}
+        own = {x: store for store in kernel.stores for x in loads(store.expr) if x.source.base is table}
         if loops or kernel.special is not None or not every or every - own.keys():
             return whole
-        for load, store in {x.indices[:1]: (x, store) for x, store in own.items()}.values():
+        for row, store in {_named_row(x, table): store for x, store in own.items()}.items():
             extents = dict(zip(out_vars(len(store.extents)), store.extents, strict=True))
-            row = load.indices[0] if load.indices else None
             given = row is not None and any(isinstance(x, Load) for x in walk(row))
             variables = {x for x in walk(row) if isinstance(x, Var)} if row is not None else set()
             rows = TensorType(tuple(extents.get(v, 0) for v in variables), U8).nbytes()
@@ -267,6 +269,33 @@ def _rows_read(table: Buffer, readers: Iterable[tuple[Kernel, bool]]) -> int:
                 return whole
             found += rows * (_bound(table) // max(1, int(table.shape[0])) + AROUND)
     return min(whole, found)
+
+
+def _named_row(load: Load, table: Buffer) -> Expr | None:
+    """The row of a table that a load reads, None where that can't be told.
+
+    It is the first index; of blocks, which are read as bytes, it is r in the number of the element, r * width + place,
+    if nothing else counts for which byte is read.
+    """
+    if not load.indices:
+        return None
+    if load.source is table:
+        return load.indices[0]
+    width = numel(table.shape[1:])
+    if table.encoding is None or len(load.indices) != 1 or not isinstance(width, int):
+        return None
+    for x in walk(load.indices[0]):
+        if isinstance(x, Apply) and x.fn == "add" and isinstance(x.args[0], Apply) and x.args[0].fn == "mul":
+            row, by = x.args[0].args
+            if by == index(width) and any(True for _ in loads(row)):
+                return row if _depends_only(load.indices[0], x) else None
+    return None
+
+
+def _depends_only(e: Expr, part: Expr) -> bool:
+    """Whether nothing in e varies but a part of it."""
+    rest = transform(e, lambda x: index(0) if x == part else None)
+    return not any(isinstance(x, Load | Var) for x in walk(rest))
 
 
 def _at_a_time(buffers: Sequence[Buffer], total: int, step: int, parts: Sequence[set[Buffer]] | None) -> int:
@@ -352,7 +381,8 @@ class Lowered:
             mapped_weight_bytes=weights.kept_mapped,
             held_weight_bytes=weights.held,
             held_weights=weights.held_names,
-            loading_copy_bytes=weights.copies + sizes.prepare_scratch if sizes.loading is None else sizes.loading,
+            loading_copy_bytes=weights.passing
+            + (weights.copies + sizes.prepare_scratch if sizes.loading is None else sizes.loading),
             file_bytes=min(self.file_bytes(weights.kept_names), weights.in_step),
             experts=weights.experts,
             notes=(_UNBOUNDED, *self._notes),

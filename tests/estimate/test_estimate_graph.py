@@ -21,6 +21,7 @@ from rlx.estimate.memory import MemoryEstimate
 from rlx.importers.onnx import load as load_onnx
 from rlx.importers.onnx.tensor import TensorRef
 from rlx.ir.dtype import DTYPES
+from rlx.ir.encoding import encoding_named
 from rlx.ops.quant import ConvInteger
 from rlx.options import CompileOptions
 from rlx.units import bytes_text
@@ -457,6 +458,23 @@ def test_tables_in_a_file_count_what_a_run_can_read() -> None:
         assert found.mapped_weight_bytes == 1000 * 4096 * 4
         assert found.weight_bytes == (1000 * 4096 * 4 if whole else rows * (4096 * 4 + (64 << 10)))
         assert any("can't reach" in note for note in found.notes) is not whole
+
+
+@pytest.mark.parametrize("encoding", ["q8_0", "q6_k"])
+def test_tables_of_blocks_count_what_a_run_can_read(encoding: str) -> None:
+    """Also where the same table is packed for a product; then packing reads all of it once."""
+    for packed in (False, True):
+        graph = rlx.Graph("table")
+        data = encoding_named(encoding).encode(np.ones((1000, 4096), np.float32))
+        table = graph.param("table", (1000, 4096), encoding=encoding, data=data)
+        rows = rlx.gather(table, graph.input("places", (3,), "i64"))
+        graph.output(rows @ rlx.transpose(table, (1, 0)) if packed else rows)
+        options = CompileOptions(device="cpu")
+        found = estimate_graph(graph, backend_named("cpu"), options, Overhead(0), mapped=lambda name: True)
+        row = data.nbytes // 1000
+        assert found.mapped_weight_bytes == data.nbytes
+        assert found.weight_bytes - found.packed_weight_bytes == 3 * (row + (64 << 10))
+        assert (found.loading_copy_bytes >= data.nbytes - 3 * (row + (64 << 10))) is packed
 
 
 def test_a_table_that_rounds_of_a_loop_gather_from_counts_whole() -> None:
