@@ -17,6 +17,7 @@ __all__ = ["Ceilings", "guess_of"]
 
 Curve = tuple[tuple[float, float], ...]
 Points = tuple[tuple[float, ...], ...]
+PRODUCT = "contract"  # the kind of a product, where devices don't tell ways to compute it apart
 NEAR = 0.01  # square of a distance (of logarithms) within which points are as good as equal
 
 # scalar functions on the elements of vectors, in the time of a sum that is loaded and stored ("loop")
@@ -40,8 +41,9 @@ class Ceilings:
     a graph, and each kernel of it. `merges`: whether nodes are fused. `output`: each output of a run but the first;
     `copies`, like `bandwidth`: handing its bytes out where memory is unified (default: as kernels move them).
     `corrections`: by kind of kernel (predicted seconds, sizes that its speed depends on ..., measured / predicted),
-    between which the nearest count. `probe`: what `rlx.cost.pace.probe` took at that time for calls, arithmetic and
-    memory, of a device that is the processor: by it predictions follow the present speed.
+    between which the nearest count, and for products those of `products` too. `probe`: what `rlx.cost.pace.probe` took
+    at that time for calls, arithmetic and memory, of a device that is the processor: by it predictions follow the
+    present speed.
     `follows`: which power of what the probe's arithmetic takes more kernels take more, those that multiply no matrices
     and those that do at `flops`.
     `gains`: (sums of a kernel, how many times as fast as `vector`), where threads share the larger ones.
@@ -98,6 +100,11 @@ class Ceilings:
     def _rates(self) -> dict[tuple[float, ...], float]:
         return {p[:3]: math.log(p[3]) for p in self.products}
 
+    @cached_property
+    def _multiplied(self) -> Points:
+        """The products as points of a correction: (seconds, batch, m, k, n, 1)."""
+        return tuple((2 * m * k * n / rate, 1.0, m, k, n, 1.0) for m, k, n, rate in self.products)
+
     def bytes_rate(self, working_set: float) -> float:
         """Bytes a second of a kernel that moves so many bytes."""
         return _on_curve(self.bandwidth, working_set)
@@ -137,6 +144,8 @@ class Ceilings:
         """Measured over predicted time of kernels of that kind, predicted to take so long, of those sizes."""
         plain = kind.removesuffix(" plus planes").partition("+")[0]  # without what makes it a variant of that
         points = self.corrections.get(kind) or self.corrections.get(plain, ())
+        if points and plain == PRODUCT:
+            points = (*points, *self._multiplied)
         return nearest(points, (seconds, *sizes))
 
     def pace(self, now: Probe) -> Pace:

@@ -185,6 +185,16 @@ def test_calibrating_the_processor() -> None:
     assert not rlx.cost.predict(product(16, 16, 16), c).guessed
 
 
+def test_corrections_of_products_end_where_products_were_measured() -> None:
+    """A small product that is slow for reasons of its own says nothing of large ones, which have been measured."""
+    grid = tuple((m, k, n, 1e12) for m in (1.0, 1024.0) for k in (64.0, 2048.0) for n in (64.0, 2048.0))
+    c = replace(PLAIN, products=grid, corrections={"contract": ((3e-6, 1.0, 20.0, 64.0, 288.0, 14.0),)})
+    assert c.correction("contract", 3e-6, (1, 20, 64, 288)) == pytest.approx(14.0, rel=0.01)
+    for m, k, n in ((1, 4096, 4096), (1024, 2048, 2048), (4096, 1024, 1024)):
+        assert c.correction("contract+relu", 2e-12 * m * k * n, (1, m, k, n)) == pytest.approx(1.0, rel=0.2)
+    assert c.correction("row", 1.0, (1, 1)) == 1.0
+
+
 def test_corrections_go_by_sizes_too() -> None:
     """Between points of a kind the nearest count: kernels that take as long but have other shapes are told apart."""
     points = ((1e-5, 4.0, 1000.0, 2.0), (1e-5, 1000.0, 4.0, 0.5))

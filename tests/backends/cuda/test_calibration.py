@@ -97,7 +97,7 @@ def test_predictions_follow_the_formula(calibrated: Ceilings, rows: int, sizes: 
     model = rlx.compile(graph, device="cuda")
     truth = sum(kernel_seconds(model._executable, [np.zeros((rows, sizes[0]), np.float32)]))
     said = sum(kernel.seconds for kernel in rlx.cost.predict(graph, calibrated).kernels)
-    assert 0.4 < said / truth < 2.5
+    assert 0.5 < said / truth < 2.5
 
 
 def test_auto_chooses_by_it(calibrated: Ceilings, monkeypatch: pytest.MonkeyPatch) -> None:
