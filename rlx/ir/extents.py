@@ -22,6 +22,7 @@ __all__ = [
     "check_shape",
     "initial_state",
     "of_parts",
+    "uneven_rows",
 ]
 
 
@@ -166,6 +167,14 @@ def initial_state(leaf: Value) -> Array:
     if leaf.type.encoding is not None:
         return np.zeros(leaf.type.nbytes() or 0, np.uint8)
     return np.zeros([evaluate(size, {}) for size in leaf.shape], leaf.dtype.numpy)
+
+
+def uneven_rows(what: str, first: object, now: object) -> ExecutionError:
+    """The error of a loop whose rounds decide sizes of the rows that are stacked, and not the same ones."""
+    return ExecutionError(
+        f"{what} is {now} in one round of a loop and was {first} in the one before; rows that are stacked, also those "
+        "that the slices of a vmap make, have one size"
+    )
 
 
 def check_all(guards: Sequence[Guard], extents: Mapping[str, int]) -> None:

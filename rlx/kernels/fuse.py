@@ -14,7 +14,7 @@ from typing import Protocol
 from rlx.ir.dtype import DType
 from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Graph, Node, Value, count_readers
-from rlx.ir.shape import Guard, Shape, Size, numel, symbols
+from rlx.ir.shape import Guard, Shape, Size, Symbol, numel, symbols
 from rlx.kernels.accesses import with_anchor_expressions
 from rlx.kernels.affine import Affine, computable, has_division, linear_index, row_major
 from rlx.kernels.analysis import Fusing, cost, is_identity, size_of, static_values, uses
@@ -116,6 +116,7 @@ class Fuser(StateWrites):
         self.names: dict[str, int] = {}
         self.known = {s.name for v in graph.inputs for size in v.shape for s in symbols(size)}  # sizes, by now
         self.rounds: set[str] = set()  # the numbers of rounds, as sizes
+        self.stacked: set[Symbol] = set()  # sizes of the rows of loops around
         self.waiting: list[Guard] = []  # equalities of sizes that are not all known yet
 
     def run(self) -> Program:

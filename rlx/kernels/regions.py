@@ -160,7 +160,7 @@ def _place_loop(fuser: Fuser, node: Node, loop: _Shape) -> None:
     fuser.rounds.add(name)
     count = node.op.count if isinstance(node.op, Loop) else None
     symbol = count.symbol if isinstance(count, Dim) else None
-    flow = Flow(name, round_.symbol, loop.trips, symbol)
+    flow = Flow(name, round_.symbol, loop.trips, symbol, _open_sizes(fuser, node.outputs[loop.carries :]))
     carries, rest = node.inputs[: loop.carries], node.inputs[loop.carries :]
     _settle(fuser, rest)
     of_rows = set(node.outputs[loop.carries :])  # which may begin within a byte
@@ -176,12 +176,16 @@ def _place_loop(fuser: Fuser, node: Node, loop: _Shape) -> None:
         at = loop.trips - 1 - round_
     rows = [_row_of(fuser, value, at) for value in rest[: loop.scanned]]
     captured = rest[loop.scanned :]
-    _begin_rows(fuser, node, node.outputs[loop.carries :])
+    fresh = [symbol for symbol in flow.stacked if symbol not in fuser.stacked]
+    if fresh:  # the least that they can be where there is no round
+        least = tuple((symbol, symbol.lo) for symbol in fresh)
+        fuser.program.run.append(Kernel("rows", nodes=(node,), extents=Extents(least)))
     _mark(fuser, node, flow, "loop")
     if loop.cond is not None:
         with _inside(fuser):
             (go_on,) = _enter(fuser, loop.cond, [*current, *captured])
             _mark(fuser, node, flow, "while", fuser.materialise(go_on))
+    fuser.stacked.update(fresh)
     with _inside(fuser):
         places = {n: _row(fuser, held[n], at) for n in range(loop.carries, len(held))}
         results = _enter(fuser, loop.body, [*current, *rows, *captured], places)
@@ -189,6 +193,7 @@ def _place_loop(fuser: Fuser, node: Node, loop: _Shape) -> None:
         for number, place in places.items():
             _write(fuser, results[number], place, own=results[number] not in outside)
         _update(fuser, results[: loop.carries], current, held)
+    fuser.stacked.difference_update(fresh)
     _mark(fuser, node, flow, "next")
     _mark(fuser, node, flow, "end")
     if symbol is not None and symbol.name not in fuser.known:
@@ -197,12 +202,10 @@ def _place_loop(fuser: Fuser, node: Node, loop: _Shape) -> None:
     _check_waiting(fuser, node)
 
 
-def _begin_rows(fuser: Fuser, node: Node, rows: Sequence[Value]) -> None:
-    """Sizes of rows that the rounds decide are the least that they can be where there is no round."""
-    open_sizes = {s for value in rows for size in value.shape[1:] for s in symbols(size) if s.name not in fuser.known}
-    least = tuple((symbol, symbol.lo) for symbol in sorted(open_sizes, key=lambda s: s.name))
-    if least:
-        fuser.program.run.append(Kernel("rows", nodes=(node,), extents=Extents(least)))
+def _open_sizes(fuser: Fuser, rows: Sequence[Value]) -> tuple[Symbol, ...]:
+    """Sizes of rows that the rounds decide."""
+    sizes = {s for value in rows for size in value.shape[1:] for s in symbols(size) if s.name not in fuser.known}
+    return tuple(sorted(sizes, key=lambda s: s.name))
 
 
 def _held_value(fuser: Fuser, like: Value, buffer: Buffer) -> Value:

@@ -14,6 +14,7 @@ import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.dtype import DTYPES
+from rlx.ir.extents import uneven_rows
 from rlx.ir.graph import Array, Graph, TensorType
 from rlx.ir.shape import Size, unify
 from rlx.ops.base import Op, Work, _sum, register, tensor_bytes
@@ -189,5 +190,7 @@ class Scan(Control):
             if n == 0:
                 stacked = tuple(np.empty((length, *row.shape), row.dtype) for row in rows)
             for made, row in zip(stacked, rows, strict=True):
+                if made.shape[1:] != row.shape:
+                    raise uneven_rows("the shape of a row", made.shape[1:], row.shape)
                 made[i] = row
         return carries + stacked

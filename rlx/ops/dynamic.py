@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import ExecutionError, ShapeError
 from rlx.ir.dtype import DTYPES
+from rlx.ir.extents import uneven_rows
 from rlx.ir.graph import Array, Graph, TensorType
 from rlx.ir.shape import Dim, Shape, Size, symbols
 from rlx.ops.base import Op, Work, check_kind, register
@@ -63,6 +65,10 @@ class Loop(Control):
         if not rows:
             empty = [np.empty((0, *(max(n, 0) for n in s[1:]))) for s in shapes[self.carries :]]
             return carries + tuple(e.astype(t.dtype.numpy) for e, t in zip(empty, types, strict=True))
+        for column in zip(*rows, strict=True):
+            for before, row in pairwise(column):
+                if row.shape != before.shape:
+                    raise uneven_rows("the shape of a row", before.shape, row.shape)
         return carries + tuple(np.stack(column) for column in zip(*rows, strict=True))
 
 

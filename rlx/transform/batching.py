@@ -17,6 +17,7 @@ from rlx.ops.gradients.batching import moved
 from rlx.ops.gradients.complex import of_parts
 from rlx.ops.gradients.engine import GROUPS, Group, dependent, open_frame, taken_out, units
 from rlx.ops.reduction import ReduceSum
+from rlx.passes.rewrite import made_symbols, taken_symbols
 from rlx.records import dataclass
 from rlx.trace.control import scan, value_of
 from rlx.trace.tree import fill, leaves_of, ordered
@@ -98,17 +99,21 @@ class _Batched:
     def taken(self, start: int) -> list[Node]:
         """Takes the nodes from `start` on that rows or sums over them reach out of the open graph.
 
-        Those of functions with a rule of their own are taken all or none.
+        Those of functions with a rule of their own are taken all or none; so are what decides a size and what takes it.
         """
         graph, own, known = open_frame().graph, set[int](), [*self.values, *self.shared]
+        sizes = made_symbols(graph)
         groups = [{id(node) for node in group.nodes} for group in GROUPS.get(graph, [])]
 
         def meant(node: Node) -> bool:
             return id(node) in own or _sums(node, self.name)
 
         while True:
-            reached = {id(node) for node in dependent(graph.nodes[start:], known, meant)}
+            found = dependent(graph.nodes[start:], known, meant)
+            reached, decided = {id(node) for node in found}, {s for node in found for s in sizes[node]}
             more = set().union(*(nodes for nodes in groups if nodes & reached))
+            if decided:
+                more |= {id(n) for n in graph.nodes[start:] if not decided.isdisjoint(taken_symbols(n))}
             if more <= own:
                 return taken_out(graph, start, known, meant)
             own |= more

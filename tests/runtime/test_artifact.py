@@ -230,7 +230,7 @@ def test_a_hit_reads_little_of_the_package(tmp_path: Path) -> None:
     read = done.stdout.split()
     files = [Path(str(import_module(name).__file__)) for name in read if name.split(".")[0] == "rlx"]
     assert len(files) <= 77, "77 when this was written"
-    assert sum(file.stat().st_size for file in files) <= 624_000, "621 kB when this was written"
+    assert sum(file.stat().st_size for file in files) <= 629_000, "626 kB when this was written"
     assert "dataclasses" not in read
 
 

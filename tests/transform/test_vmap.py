@@ -11,7 +11,7 @@ import pytest
 
 import rlx
 from rlx.backends.reference import run_graph
-from rlx.errors import CompileError, NameNotFound, OptionError, ShapeError
+from rlx.errors import CompileError, ExecutionError, NameNotFound, OptionError, ShapeError
 from rlx.ir.frames import Frame
 from rlx.ir.graph import Graph
 from rlx.ops import OPS
@@ -193,6 +193,69 @@ def test_control_flow(name: str, caplog: pytest.LogCaptureFixture) -> None:
     for i, row in enumerate(x):
         for found, (_, wanted) in zip(made, leaves_of(run(row), ""), strict=True):
             np.testing.assert_allclose(found[i], wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu", "interp"])
+def test_sizes_that_the_data_of_slices_decide(device: str) -> None:
+    """What takes such a size comes after what decides it; slices of other sizes than the first are refused."""
+
+    def loss(x: Any) -> Any:
+        made = rlx.ops.arange(x[0], x[0] + x[1], x[0] * 0 + 1, count=rlx.Dim("some", 0, 16))
+        return rlx.ops.reduce_sum(made * made, keepdims=False)
+
+    sums, gradients = (rlx.jit(rlx.vmap(f), device=device) for f in (loss, rlx.grad(loss)))
+    for counts in ((3, 3), (3, 5), (4, 4), (5, 4), (0, 2), (0, 0), (2, 2)):
+        x = np.array([[1.5, counts[0]], [2.5, counts[1]]], np.float32)
+        if counts[0] != counts[1]:
+            for run in (sums, gradients):
+                with pytest.raises(ExecutionError, match="rows that are stacked, also those that the slices of a vmap"):
+                    run(x)
+            continue
+        rows = x[:, :1] + np.arange(counts[0])
+        np.testing.assert_allclose(np.asarray(sums(x)), (rows**2).sum(1), rtol=1e-6)
+        np.testing.assert_allclose(np.asarray(gradients(x))[:, 0], 2 * rows.sum(1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu", "interp"])
+def test_rows_of_a_loop_have_one_size(device: str) -> None:
+    """Rows of other sizes than those of the round before are refused, and the next run is right."""
+
+    def body(carry: Any, row: Any) -> Any:
+        return carry, rlx.ops.arange(row * 0, row, row * 0 + 1, count=rlx.Dim("some", 0, 16))
+
+    run = rlx.jit(lambda x: rlx.scan(body, x[0], x)[1], device=device)
+    for counts in ((2, 2, 2), (2, 2, 3), (4, 4, 4), (4, 0, 4), (1, 1, 1)):
+        x = np.array(counts, np.float32)
+        if len(set(counts)) > 1:
+            with pytest.raises(ExecutionError, match="have one size"):
+                run(x)
+        else:
+            assert np.array_equal(np.asarray(run(x)), np.tile(np.arange(counts[0], dtype=np.float32), (3, 1)))
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu", "interp"])
+def test_rows_of_loops_in_loops_have_one_size(device: str) -> None:
+    """As in a vmap of a vmap, whichever of the loops changes it."""
+
+    def total(x: Any) -> Any:
+        made = rlx.ops.arange(x * 0, x, x * 0 + 1, count=rlx.Dim("some", 0, 16))
+        return rlx.ops.reduce_sum(made * made, keepdims=False)
+
+    run = rlx.jit(rlx.vmap(rlx.vmap(total)), device=device)
+    for counts in (
+        [[3, 3], [3, 3]],
+        [[3, 3], [3, 2]],
+        [[3, 3], [0, 0]],
+        [[0, 0], [3, 3]],
+        [[2, 1], [2, 2]],
+        [[4, 4], [4, 4]],
+    ):
+        x = np.array(counts, np.float32)
+        if len(np.unique(x)) > 1:
+            with pytest.raises(ExecutionError, match="have one size"):
+                run(x)
+        else:
+            assert np.array_equal(np.asarray(run(x)), np.full((2, 2), (np.arange(counts[0][0]) ** 2).sum()))
 
 
 def test_branches_that_their_conditions_guard() -> None:

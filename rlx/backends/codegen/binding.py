@@ -12,7 +12,7 @@ from rlx.backends.codegen.arguments import THREADS, Link
 from rlx.backends.codegen.table import Affected, Table
 from rlx.errors import ExecutionError
 from rlx.ir.dtype import pack, unpack
-from rlx.ir.extents import bind_result, check_all, check_extent
+from rlx.ir.extents import bind_result, check_all, check_extent, uneven_rows
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Symbol, evaluate, symbols
 from rlx.ir.value import MAX_BYTES
@@ -187,13 +187,20 @@ class Binding:
     # ---- sizes that data decide
 
     def settle(self, kernel: Kernel, found: Mapping[str, int]) -> None:
-        """Goes on with these sizes. `ExecutionError` where one is beyond its bound, `Overrun` beyond the room."""
+        """Goes on with these sizes. `ExecutionError` where one is beyond its bound, `Overrun` beyond the room.
+
+        What a later round of a loop decides has to be what its first did if rows of that size are stacked.
+        """
         for name, value in found.items():
             check_extent(self.dims[name], value, f"node {kernel.label}")
             if value > self.room[name]:
                 raise Overrun(f"node {kernel.label}: there is no room for {name!r} = {value}", name, value)
         changed = [name for name, value in found.items() if self.extents[name] != value]
         if changed:
+            for name in changed:
+                flows = self.table.stacked.get((kernel, name), ())
+                if any(self.words[self.table.counters[flow]] > 0 for flow in flows):
+                    raise uneven_rows(f"node {kernel.label}: {name!r}", self.extents[name], found[name])
             self.changing()
             self.set_extents({**self.extents, **found})
             for name in changed:

@@ -61,6 +61,18 @@ def phases_of(
     return made, marks
 
 
+def _stacked(phases: Sequence[Phase], marks: Marks) -> dict[tuple[Kernel, str], list[Flow]]:
+    """By kernel that decides a size, and by its name, the loops around it that stack rows of that size."""
+    found: dict[tuple[Kernel, str], list[Flow]] = {}
+    for flow in (flow for flow, part in marks if part == "start" and flow.stacked):
+        for phase in phases[marks[flow, "start"] : marks[flow, "end"]]:
+            kernel = phase.kernel
+            sizes = kernel.extents.sizes if kernel.extents is not None else ()
+            for symbol in {*kernel.makes, *(symbol for symbol, _ in sizes)}.intersection(flow.stacked):
+                found.setdefault((kernel, symbol.name), []).append(flow)
+    return found
+
+
 class Table:
     """The words of some phases, whatever the extents: each distinct size is listed, and so evaluated, once.
 
@@ -86,6 +98,7 @@ class Table:
         self.strides: list[int] = []  # words that hold how far the scratch of workers lies apart
         self.links: list[tuple[int, Link]] = []
         loops = [p.kernel.mark.flow for p in phases if p.kernel.mark is not None and p.kernel.mark.part == "loop"]
+        self.stacked = _stacked(phases, self.marks)
         self.rounds = {flow.round.name: flow for flow in loops if flow.round is not None}
         self.moving: list[tuple[int, Argument, tuple[Flow, ...]]] = []  # (word, what it is, the loops it depends on)
         for number, phase in enumerate(phases):

@@ -43,7 +43,7 @@ rlx.ir.graph
 rlx.kernels.program
     Buffer name:str kind:str shape:Shape dtype:DType encoding:Encoding|none data:Array|none root:Buffer|none
         offset:Size wide:bool
-    Flow name:str round:Symbol|none trips:Size|none count:Symbol|none
+    Flow name:str round:Symbol|none trips:Size|none count:Symbol|none stacked:(Symbol)
     Mark flow:Flow part:str test:Buffer|none
     Extents sizes:((Symbol,Size|Flow)) checks:(Guard)
 rlx.backends.codegen.kernel_facts
