@@ -35,7 +35,7 @@ SIZES = (7, 9)
 HEAD = """# Ops on each device
 
 How every op runs on every device, over the test cases of all its element types and attributes. Written by
-`python tools/dispatch_report.py`.
+`python tools/dispatch_report.py`. (To add a device: [adding-a-backend.md](adding-a-backend.md).)
 
 - **native**: by code of the device's own (cpu), or by functions of its library (xla, mlx).
 - **decomposed**: as smaller ops.

@@ -3,9 +3,11 @@
 The lists are written down where their strategies are: in `strategies` of `kernels/matmul`, `kernels/conv` and
 `kernels/attention`, and in `kernels/registry`.
 
-A kernel is given to the first strategy of its anchor's list that does not refuse it; `Kernel.refused` keeps why each
-before it did (`strategy.computed`). Loops over elements without an anchor have no strategy: there is one way to compute
-them.
+A kernel is given to the first strategy of its anchor's list that does not refuse it (`computed` of `strategy.py`);
+`Kernel.refused` keeps why each before it did. Where an anchor has several lists, as a product has (rounded activations,
+bytes, weights that stay in place), `layout` of its `strategies` picks the list. A node that is run as a whole has one
+strategy, found by its name in `kernels/registry`. Loops over elements without an anchor have no strategy: there is one
+way to compute them.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ next time.
 A graph publishes a phase by writing the fields of its slot, then *left*, a bit for each share with chunks, and then a
 *ticket* for each share, one word `generation:32 | end:16 | next:16`. The owner of a share claims chunk `next`, others
 chunk `end - 1`, by a compare-and-swap of the whole ticket; who claims the last chunk of a share takes its bit from
-*left* before it runs it. So no bit stays once all chunks are done; one that came after its ticket could, and workers
-would look for its chunks for ever, were the phase the last of a run. The fields change only after every chunk of a
-phase was claimed and done, so a claim that succeeds proves that the fields read between loading the ticket and swapping
-it belong to that ticket. The caller waits (`pool_run`, label `wait`) only for chunks that somebody has claimed, so a
-run always finishes, with no worker at all too (in a forked child, at interpreter exit).
+*left* before it runs it. The bit must be set before the ticket: one that was set after it could stay when all chunks
+are done, and after the last phase of a run workers would look for its chunks for ever. The fields change only after
+every chunk of a phase was claimed and done, so a claim that succeeds proves that the fields read between loading the
+ticket and swapping it belong to that ticket. The caller waits (`pool_run`, label `wait`) only for chunks that somebody
+has claimed, so a run always finishes, with no worker at all too (in a forked child, at interpreter exit).
 
 Workers sleep on the epoch word, each with a bit of its own. A publisher that lacks workers moves the epoch and wakes
 the first ones that sleep, so that these are always the same; a worker sets its bit among the sleepers, reads the epoch,
@@ -387,8 +387,8 @@ run:
 own:
   %id = load i64, ptr %id.p, align 8
   %mine = call i1 @has_work(ptr %slot, i64 %id)
-  br i1 %mine, label %work, label %wait
-wait:                         ; for the next phase, unless there are other runs or this one has no place for it
+  br i1 %mine, label %work, label %next_phase
+next_phase:                   ; for the next phase, unless there are other runs or this one has no place for it
   %slot.bit = load i64, ptr %slot.bit.p, align 8
   %alone = icmp eq i64 %active, %slot.bit
   %threads.p = getelementptr i8, ptr %slot, i64 $F_THREADS

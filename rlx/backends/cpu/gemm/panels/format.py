@@ -1,7 +1,7 @@
 """What a panel format is: how panels hold the elements of B, how B gets there, and how registers get numbers of it.
 
-A format is a file in this folder and an entry in the list of `kernels/matmul/strategies.py`: docs/adding-a-strategy.md
-adds one. What it does not say itself is as here: `PanelFormat` is a format as well.
+A format is a file in this folder and an entry in a list of `kernels/matmul/strategies.py`: docs/adding-a-strategy.md
+adds one. `PanelFormat` is itself the plain format; a subclass overrides what differs.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ F32 = DTYPES["f32"]
 class PanelFormat:
     """Elements of the type that sums are kept in, [ceil(N / width)][K][width], for any types.
 
-    `stored` is the LLVM type of an element in memory, "" for that of the sums. `parts` is the number of bf16 that an
-    element is the exact sum of, for tile registers: 3, or 1. `by_tiles`: those may compute with it. `placed`: blocks
-    are given all of B and the number of their first panel, since panels are not equally long. `spare`: registers that
-    a tile of 16 leaves for the conversion of elements. `pack` is the kernel that
-    packs a B that lies in memory as matrices; others are packed by loops.
+    `stored` is the LLVM type of an element in memory, "" for that of the sums. `parts`: how many bf16 (3, or 1) add up
+    to exactly one element, for tile registers. `by_tiles`: those may compute with it. `placed`: blocks are given all of
+    B and the number of their first panel, since panels are not equally long. `spare`: registers that a tile of 16
+    leaves for the conversion of elements. `pack` is the kernel that packs a B that lies in memory as matrices; others
+    are packed by loops.
 
     A multiplication takes `depth` elements of a row of A and of each column of a panel, neighbours along k. Where that
     is more than one, K is padded to whole turns of the loop, of `turn` elements, and is one block. `few_shapes`: there

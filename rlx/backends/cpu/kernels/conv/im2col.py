@@ -58,8 +58,8 @@ def words(geo: Geometry) -> list[Argument]:
 def routine(tile: Tile) -> Routine:
     """`(ptr x, ptr out, ptr words, i64 p0, i64 p1, i64 step)`: windows of pixels [p0, p1), `step` elements apart.
 
-    `x` is at the first image's first pixel, at the first channel of the group. Up to a vector after the last window is
-    overwritten. Nothing outside the image is read.
+    `x` is at the first image's first pixel, at the first channel of the group. It may write up to a vector past
+    the last window. Nothing outside the image is read.
     """
     ty, lanes = tile.scalar, tile.lanes
     f = Function(f"rlx_windows_{tile.dtype}x{lanes}", ARGUMENTS)

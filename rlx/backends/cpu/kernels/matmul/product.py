@@ -55,7 +55,7 @@ class Made:
 
 
 def emit_product(kernel: Kernel, format: PanelFormat, target: Target, made: Made | None = None) -> KernelCode:
-    """The product with its epilogue; `made`: B is no panels, but what the kernel makes them of."""
+    """The product with its epilogue; with `made` B is not packed: the kernel makes panels of it in scratch."""
     anchor = kernel.anchor
     assert isinstance(anchor, Contract)
     assert isinstance(anchor.a, Load)

@@ -43,7 +43,7 @@ BF16: tuple[CpuStrategy, ...] = (
     *(Product(f"matmul.bf16_pairs+{format.whole.name}", format) for format in PAIRED),
     BF16_PRODUCT,
 )
-# The first that does not refuse a product of others than bytes computes it.
+# Products of anything but bytes: the first that does not refuse computes it.
 MATMUL: tuple[CpuStrategy, ...] = (
     Thin("matmul.thin", PANELS),
     Product("matmul.i16_pairs", PAIRS),
@@ -56,7 +56,7 @@ MATMUL: tuple[CpuStrategy, ...] = (
 )
 
 
-# Of weights that stay where they are, by what activations are rounded to.
+# Products whose weights are not packed, by what activations are rounded to.
 IN_PLACE: Mapping[str, tuple[CpuStrategy, ...]] = {
     "q8": tuple(InPlace(f"matmul.in_place+q8_{x.code.name}", x) for x in Q8_FORMATS if isinstance(x, Q8Blocks)),
     "bf16": tuple(InPlace(f"matmul.in_place+{x.name}", x) for x in PAIRED if isinstance(x.of_f32, CodedBlocks)),
