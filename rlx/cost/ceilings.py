@@ -17,6 +17,7 @@ __all__ = ["Ceilings", "guess_of"]
 
 Curve = tuple[tuple[float, float], ...]
 Points = tuple[tuple[float, ...], ...]
+BESIDE = 3.0  # square of a distance within which a correction says more of a product than the one that was measured
 PRODUCT = "contract"  # the kind of a product, where devices don't tell ways to compute it apart
 NEAR = 0.01  # square of a distance (of logarithms) within which points are as good as equal
 
@@ -41,9 +42,9 @@ class Ceilings:
     a graph, and each kernel of it. `merges`: whether nodes are fused. `output`: each output of a run but the first;
     `copies`, like `bandwidth`: handing its bytes out where memory is unified (default: as kernels move them).
     `corrections`: by kind of kernel (predicted seconds, sizes that its speed depends on ..., measured / predicted),
-    between which the nearest count, and for products those of `products` too. `probe`: what `rlx.cost.pace.probe` took
-    at that time for calls, arithmetic and memory, of a device that is the processor: by it predictions follow the
-    present speed.
+    between which the nearest count; far from them kernels that are just products take what `products` say. `probe`:
+    what `rlx.cost.pace.probe` took at that time for calls, arithmetic and memory, of a device that is the processor: by
+    it predictions follow the present speed.
     `follows`: which power of what the probe's arithmetic takes more kernels take more, those that multiply no matrices
     and those that do at `flops`.
     `gains`: (sums of a kernel, how many times as fast as `vector`), where threads share the larger ones.
@@ -100,10 +101,10 @@ class Ceilings:
     def _rates(self) -> dict[tuple[float, ...], float]:
         return {p[:3]: math.log(p[3]) for p in self.products}
 
-    @cached_property
-    def _multiplied(self) -> Points:
-        """The products as points of a correction: (seconds, batch, m, k, n, 1)."""
-        return tuple((2 * m * k * n / rate, 1.0, m, k, n, 1.0) for m, k, n, rate in self.products)
+    def _multiplied(self, points: Points) -> Points:
+        """The products as points of a correction, (seconds, batch, m, k, n, 1), but those beside one of `points`."""
+        places = ((2 * m * k * n / rate, 1.0, m, k, n) for m, k, n, rate in self.products)
+        return tuple((*place, 1.0) for place in places if all(distance(p, place) > BESIDE for p in points))
 
     def bytes_rate(self, working_set: float) -> float:
         """Bytes a second of a kernel that moves so many bytes."""
@@ -145,7 +146,7 @@ class Ceilings:
         plain = kind.removesuffix(" plus planes").partition("+")[0]  # without what makes it a variant of that
         points = self.corrections.get(kind) or self.corrections.get(plain, ())
         if points and plain == PRODUCT:
-            points = (*points, *self._multiplied)
+            points = (*points, *self._multiplied(points))
         return nearest(points, (seconds, *sizes))
 
     def pace(self, now: Probe) -> Pace:
@@ -184,13 +185,16 @@ class Ceilings:
         return Ceilings(**made)
 
 
+def distance(point: Sequence[float], at: Sequence[float]) -> float:
+    """The square of how far a point (place ..., value) is from a place, by logarithms."""
+    return sum(math.log(max(a, 1e-12) / max(b, 1e-12)) ** 2 for a, b in zip(point[:-1], at, strict=False))
+
+
 def nearest(points: Points, at: Sequence[float]) -> float:
     """What points (place ..., value) say at a place: the mean by logarithms, each with its distance to the power -4."""
     weights, values = [], []
     for point in points:
-        pairs = zip(point[:-1], at, strict=False)
-        distance = sum(math.log(max(a, 1e-12) / max(b, 1e-12)) ** 2 for a, b in pairs)
-        weights.append(1 / (distance + NEAR) ** 2)
+        weights.append(1 / (distance(point, at) + NEAR) ** 2)
         values.append(math.log(point[-1]))
     return math.exp(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)) if points else 1.0
 

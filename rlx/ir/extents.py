@@ -169,11 +169,11 @@ def initial_state(leaf: Value) -> Array:
     return np.zeros([evaluate(size, {}) for size in leaf.shape], leaf.dtype.numpy)
 
 
-def uneven_rows(what: str, first: object, now: object) -> ExecutionError:
+def uneven_rows(what: str, before: object, now: object) -> ExecutionError:
     """The error of a loop whose rounds decide sizes of the rows that are stacked, and not the same ones."""
     return ExecutionError(
-        f"{what} is {now} in one round of a loop and was {first} in the one before; rows that are stacked, also those "
-        "that the slices of a vmap make, have one size"
+        f"{what} is {now} in one round of a loop and was {before} in an earlier one; rows that are stacked, also those "
+        "that the slices of a vmap make, have one size: pad them to one"
     )
 
 

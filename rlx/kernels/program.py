@@ -141,7 +141,7 @@ class Flow:
     round: Symbol | None = None  # loops only
     trips: Size | None = None  # rounds of a loop that counts; None: for as long as the test of "while" holds
     count: Symbol | None = None  # the size that the rounds of a loop with a test become; its bound is checked
-    stacked: tuple[Symbol, ...] = ()  # sizes of its rows that rounds decide: each round the same as the first
+    stacked: tuple[Symbol, ...] = ()  # whole sizes of its rows that rounds decide, each the same as the one before
 
 
 @dataclass(frozen=True, eq=False)

@@ -160,7 +160,8 @@ def _place_loop(fuser: Fuser, node: Node, loop: _Shape) -> None:
     fuser.rounds.add(name)
     count = node.op.count if isinstance(node.op, Loop) else None
     symbol = count.symbol if isinstance(count, Dim) else None
-    flow = Flow(name, round_.symbol, loop.trips, symbol, _open_sizes(fuser, node.outputs[loop.carries :]))
+    open_sizes, whole = _open_sizes(fuser, node.outputs[loop.carries :])
+    flow = Flow(name, round_.symbol, loop.trips, symbol, whole)
     carries, rest = node.inputs[: loop.carries], node.inputs[loop.carries :]
     _settle(fuser, rest)
     of_rows = set(node.outputs[loop.carries :])  # which may begin within a byte
@@ -176,7 +177,8 @@ def _place_loop(fuser: Fuser, node: Node, loop: _Shape) -> None:
         at = loop.trips - 1 - round_
     rows = [_row_of(fuser, value, at) for value in rest[: loop.scanned]]
     captured = rest[loop.scanned :]
-    fresh = [symbol for symbol in flow.stacked if symbol not in fuser.stacked]
+    # a loop in a loop leaves what the round before has decided, which its own is compared with
+    fresh = [symbol for symbol in open_sizes if symbol not in fuser.stacked]
     if fresh:  # the least that they can be where there is no round
         least = tuple((symbol, symbol.lo) for symbol in fresh)
         fuser.program.run.append(Kernel("rows", nodes=(node,), extents=Extents(least)))
@@ -202,10 +204,12 @@ def _place_loop(fuser: Fuser, node: Node, loop: _Shape) -> None:
     _check_waiting(fuser, node)
 
 
-def _open_sizes(fuser: Fuser, rows: Sequence[Value]) -> tuple[Symbol, ...]:
-    """Sizes of rows that the rounds decide."""
-    sizes = {s for value in rows for size in value.shape[1:] for s in symbols(size) if s.name not in fuser.known}
-    return tuple(sorted(sizes, key=lambda s: s.name))
+def _open_sizes(fuser: Fuser, rows: Sequence[Value]) -> tuple[list[Symbol], tuple[Symbol, ...]]:
+    """What the rounds decide of the sizes of rows; and of that what is a whole size, so that it can't change."""
+    sizes = [size for value in rows for size in value.shape[1:] if isinstance(size, Dim)]
+    found = {s for size in sizes for s in symbols(size) if s.name not in fuser.known}
+    ordered = sorted(found, key=lambda s: s.name)
+    return ordered, tuple(s for s in ordered if any(size.symbol == s for size in sizes))
 
 
 def _held_value(fuser: Fuser, like: Value, buffer: Buffer) -> Value:

@@ -74,8 +74,10 @@ class ArtifactCache:
                     raise StaleFile(f"{name} has changed")
             try:
                 model = restore(file, settled, source)
-            finally:
-                file.prove()  # beside that; where it raises, nothing of the entry was used yet
+            except Exception:
+                file.prove()  # what is damaged is the cause
+                raise
+            file.prove()  # it was computed beside that, which uses none of the arrays yet
         except StaleFile as error:
             log.debug("not taken from the cache: %s", error)
             return None

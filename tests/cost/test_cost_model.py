@@ -193,6 +193,10 @@ def test_corrections_of_products_end_where_products_were_measured() -> None:
     for m, k, n in ((1, 4096, 4096), (1024, 2048, 2048), (4096, 1024, 1024)):
         assert c.correction("contract+relu", 2e-12 * m * k * n, (1, m, k, n)) == pytest.approx(1.0, rel=0.2)
     assert c.correction("row", 1.0, (1, 1)) == 1.0
+    place = (2e-12 * 1024 * 2048 * 2048, 1.0, 1024.0, 2048.0, 2048.0)
+    for _ in range(12):  # what real runs say of one of them counts there all the same
+        c = kept.refine(c, {"contract": [(*place, 4.0 / c.correction("contract", place[0], place[1:]))]})
+    assert c.correction("contract", place[0], place[1:]) == pytest.approx(4.0, rel=0.05)
 
 
 def test_corrections_go_by_sizes_too() -> None:

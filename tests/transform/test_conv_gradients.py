@@ -60,6 +60,8 @@ def test_both_ways_agree(case: Any, device: str, monkeypatch: pytest.MonkeyPatch
     ((2, 3, 9, 8), (4, 3, 3, 3), (1, 1), (1, 1), (-1, 1, 1, -2), 1),
     ((2, 3, 9, 8), (4, 3, 2, 3), (1, 1), (1, 1), (4, 0, 3, 5), 1),
     ((2, 3, 10, 8), (4, 3, 2, 2), (3, 3), (1, 1), (1, 0, 0, 0), 1),
+    ((1, 2, 1, 1), (2, 2, 1, 1), (5, 5), (1, 1), (2, 2, 0, 0), 1),
+    ((1, 2, 3, 3), (2, 2, 1, 1), (7, 7), (1, 1), (3, 3, 0, 0), 1),
 ], ids=str)  # fmt: skip
 def test_gradients_of_images_are_the_transposed_convolution(case: Any, sizes: str) -> None:
     """<c, conv(u)> = <gradient for c, u>, with any pads, whatever windows do not reach."""

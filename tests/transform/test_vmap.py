@@ -227,10 +227,31 @@ def test_rows_of_a_loop_have_one_size(device: str) -> None:
     for counts in ((2, 2, 2), (2, 2, 3), (4, 4, 4), (4, 0, 4), (1, 1, 1)):
         x = np.array(counts, np.float32)
         if len(set(counts)) > 1:
-            with pytest.raises(ExecutionError, match="have one size"):
+            with pytest.raises(ExecutionError, match="have one size: pad them to one"):
                 run(x)
         else:
             assert np.array_equal(np.asarray(run(x)), np.tile(np.arange(counts[0], dtype=np.float32), (3, 1)))
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu", "interp"])
+@pytest.mark.parametrize("kind", ["steps", "first", "both"])
+def test_rows_of_one_size_from_parts_of_many(device: str, kind: str) -> None:
+    """What rounds decide may change where the rows that are made of it have the same size."""
+
+    def counted(n: Any) -> Any:
+        return rlx.ops.arange(n * 0, n, n * 0 + 1, count=rlx.Dim("some", 0, 16))
+
+    def row(n: Any) -> Any:
+        if kind == "steps":
+            return counted(n)[::2]
+        if kind == "first":
+            return counted(n)[:2]
+        other = rlx.ops.arange(n * 0, 5 - n, n * 0 + 1, count=rlx.Dim("rest", 0, 16))
+        return rlx.ops.concat(counted(n), other, axis=0)
+
+    run = rlx.jit(lambda x: rlx.scan(lambda carry, n: (carry, row(n)), x[0], x)[1], device=device)
+    want = {"steps": [[0, 2], [0, 2]], "first": [[0, 1], [0, 1]], "both": [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]}[kind]
+    assert np.array_equal(np.asarray(run(np.array([3, 4], np.float32))), want)
 
 
 @pytest.mark.parametrize("device", ["reference", "cpu", "interp"])
@@ -252,7 +273,7 @@ def test_rows_of_loops_in_loops_have_one_size(device: str) -> None:
     ):
         x = np.array(counts, np.float32)
         if len(np.unique(x)) > 1:
-            with pytest.raises(ExecutionError, match="have one size"):
+            with pytest.raises(ExecutionError, match="have one size: pad them to one"):
                 run(x)
         else:
             assert np.array_equal(np.asarray(run(x)), np.full((2, 2), (np.arange(counts[0][0]) ** 2).sum()))

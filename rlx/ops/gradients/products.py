@@ -97,7 +97,9 @@ def _conv_data(op: Conv, inputs: Any, ct: Value) -> Value:
     ends = [size + pad - full for size, pad, full in zip(x.shape[2:], pads[:n], reach, strict=True)]
     cut = [pad for pad in pads[:n] if isinstance(pad, int) and pad >= 0]
     cut += [max(0 - end, 0) for end in ends if isinstance(end, int)]
-    if len(cut) == 2 * n:
+    if len(cut) == 2 * n and all(
+        isinstance(r, int) and r > low + high for r, low, high in zip(reach, cut[:n], cut[n:], strict=True)
+    ):
         begins, ends = [0] * n, [end + gone for end, gone in zip(ends, cut[n:], strict=True)]
     else:
         cut = [0] * (2 * n)

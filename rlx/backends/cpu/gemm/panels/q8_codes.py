@@ -98,6 +98,7 @@ class Reader:
     def begin_turn(self, number: Operand) -> None:
         """Goes on with a turn, the number of which the run may tell."""
         f, code = self.f, self.code
+        self.points = ""
         self.body = f.offset(self.at, f.mul(number, COLUMNS * code.turn_bytes))
         self.turn_room = f.offset(self.room, f.mul(number, self.lanes * code.kept_rows)) if self.room else ""
 
@@ -215,7 +216,7 @@ class Q8Code(ABC):
         """The numbers u of elements 4 * number ... of a turn, as fours."""
 
     def coded(self, r: Reader, number: int) -> tuple[str, int]:
-        """Dwords that have the numbers in `table` of those elements: in the lowest bits after so many, of each byte."""
+        """(dwords, shift): after that shift the low bits of each byte are the indices of those elements in `table`."""
         return self.four(r, number), 0
 
     def numbers(self, r: Reader, number: int) -> list[str]:

@@ -70,9 +70,6 @@ WIDTH = WinogradSchedule.WIDTH
 # Transformed by F(4x4) these would be four times as many bytes, read for few pixels. The widest vectors compute twice
 # as fast as others, and wait for memory as long.
 MANY_WEIGHTS, MANY_FOR_WIDE = 512 * 384, 256 * 256
-# Weights that may change from run to run are transformed in each: by F(4x4) that takes as long as its products save for
-# so many pixels of an image. (How many images there are must not change the bits of one.)
-PIXELS_FOR_RUN = 256
 A_PRODUCT = 8  # steps of a sum that the start and the end of a product cost
 
 
@@ -126,7 +123,7 @@ def unsuited(kernel: Kernel) -> str | None:
         f"it has fewer than {MIN_CHANNELS} channels or outputs a group, or as many as the run says": any(
             not isinstance(s, int) or s < MIN_CHANNELS for s in _sizes(anchor)
         ),
-        "its weights have to be computed or converted first": weights_of(anchor) is None,
+        "its weights do not lie in memory as f32, f16 or bf16": weights_of(anchor) is None,
         f"its windows are {'x'.join(map(str, anchor.w_shape[2:]))}": all(f.r != window(anchor) for f in FORMS.values()),
     }
     return next((why for why, holds in reasons.items() if holds), None)
@@ -152,9 +149,10 @@ def possible(kernel: Kernel) -> list[str]:
 
 
 def choose(kernel: Kernel, target: Target) -> str:
-    """The name of the form that is thought to be fastest for more than `few_pixels`, "" for none.
+    """The name of the form that is thought to be fastest for more than `few_pixels`, "" for none; by channels only.
 
-    By channels only, and for weights that a run computes by the least size of an image too.
+    So neither the size of an image nor whether it is known changes bits, even where small images of weights that each
+    run transforms would be faster by smaller tiles.
     """
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
@@ -164,10 +162,6 @@ def choose(kernel: Kernel, target: Target) -> str:
     outputs, channels = _sizes(anchor)
     assert isinstance(outputs, int)
     assert isinstance(channels, int)
-    if not _is_fixed(anchor):
-        geo = geometry(kernel)
-        least = bounds(geo.out_height * geo.out_width)[0] or 0
-        names = [name for name in names if name != F4X4 or least >= PIXELS_FOR_RUN]
     return fastest(names, outputs, channels, target)
 
 
@@ -188,7 +182,7 @@ def fastest(names: Sequence[str], outputs: int, channels: int, target: Target) -
 
 
 def few_pixels(name: str, target: Target) -> int:
-    """Up to how many pixels of results plain sums take less time: those of one tile, for windows of a line.
+    """Up to how many result pixels of an image plain sums take less time: those of one tile, for windows of a line.
 
     They read half of the weights and make hardly more products, which the widest vectors do faster than they read.
     """
@@ -198,7 +192,8 @@ def few_pixels(name: str, target: Target) -> int:
 
 def has_few(kernel: Kernel, name: str, target: Target) -> bool | None:
     """Whether a convolution has so few pixels; None where that is known at the run only."""
-    most, (low, high) = few_pixels(name, target), bounds(geometry(kernel).pixels)
+    geo = geometry(kernel)
+    most, (low, high) = few_pixels(name, target), bounds(geo.out_height * geo.out_width)
     if most == 0 or (low is not None and low > most):
         return False
     return True if high is not None and high <= most else None
@@ -585,9 +580,9 @@ class OrSums(Winograd):
         return self.winograd.form
 
     def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
-        most, pixels = few_pixels(self.winograd.name, target), geometry(kernel).pixels
+        most, geo = few_pixels(self.winograd.name, target), geometry(kernel)
         (packed,) = kernel.operands
-        choice = Choice(((Limit(pixels, most=most),),))
+        choice = Choice(((Limit(geo.out_height * geo.out_width, most=most),),))
         return alternatives(choice, self.sums.emit(with_weights(kernel, packed), target), super().emit(kernel, target))
 
 
