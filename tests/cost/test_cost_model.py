@@ -18,6 +18,7 @@ from rlx.cost import Ceilings, Pace, ceilings_of, kept, measure, pace, predict
 from rlx.cost.ceilings import guess_of
 from rlx.cost.lowered import lower
 from rlx.cost.pace import Probe
+from rlx.cost.suite import trials
 from rlx.errors import OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim, Size
@@ -197,6 +198,18 @@ def test_corrections_of_products_end_where_products_were_measured() -> None:
     for _ in range(12):  # what real runs say of one of them counts there all the same
         c = kept.refine(c, {"contract": [(*place, 4.0 / c.correction("contract", place[0], place[1:]))]})
     assert c.correction("contract", place[0], place[1:]) == pytest.approx(4.0, rel=0.05)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_calibration_begins_with_large_kernels(quick: bool) -> None:
+    """A calibration that has little time corrects nothing by kernels alone that take less than a microsecond."""
+    sizes: dict[str, list[int]] = {}
+    for graph, arrays in trials(quick):
+        sizes.setdefault(graph.name, []).append(sum(a.size for a in arrays))
+    for name in ("rows", "maps", "dense", "attention", "conv"):
+        assert sizes[name][0] == max(sizes[name])
+    first = [graph.name for graph, _ in trials(quick)][: len(sizes)]
+    assert sorted(first) == sorted(sizes)  # one of each kind before the second of any
 
 
 def test_corrections_go_by_sizes_too() -> None:
