@@ -83,7 +83,10 @@ def static_values(graph: Graph) -> set[Value]:
 
 
 def _overwritten(graph: Graph, static: set[Value]) -> set[Value]:
-    """Tensors of one value that a run puts its only reader's result into: to make them costs less than to copy them."""
+    """Tensors made of no operand (zeros, a range) that their only reader writes its result into, outside of loops.
+
+    A run makes them: that costs less than keeping them and copying them first.
+    """
     made = {node.outputs[0] for node in graph.nodes if not node.inputs and len(node.outputs) == 1}
     readers, found = count_readers(graph), set[Value]()
     for node in graph.nodes:
