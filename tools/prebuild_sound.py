@@ -33,9 +33,9 @@ AFTER: dict[str, Callable[[Value], Value]] = {  # what follows a convolution and
 BATCHES = (1, rlx.Dim("batch", 1, 64))
 
 
-def frames(stretched: int = 1) -> Any:
-    """How many there are."""
-    return stretched * rlx.Dim("time", 1, 4096)
+def frames() -> rlx.Dim:
+    """The number of frames of a signal."""
+    return rlx.Dim("time", 1, 4096)
 
 
 def line(g: rlx.Graph, x: Value, name: str, outputs: int, kernel: int, dilation: int = 1, groups: int = 1) -> Value:

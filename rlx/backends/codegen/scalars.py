@@ -21,7 +21,7 @@ from rlx.kernels.lowering import Conv
 from rlx.kernels.program import Kernel
 from rlx.records import replace
 
-__all__ = ["filled", "without_scalars"]
+__all__ = ["f32_bits", "filled", "without_scalars"]
 
 ARITHMETIC = frozenset({"add", "sub", "mul", "div"})
 WHOLE = frozenset({"i8", "u8", "i16"})  # types of the zeros of bytes
@@ -110,4 +110,10 @@ def _is_whole(e: Const) -> bool:
 def _bits(e: Const) -> int:
     if isinstance(e.value, int):
         return e.value & ((1 << e.dtype.bits) - 1)
-    return int(struct.unpack("<I", struct.pack("<f", e.value))[0])
+    assert isinstance(e.value, float)
+    return f32_bits(e.value)
+
+
+def f32_bits(value: float) -> int:
+    """The 32 bits of a number rounded to f32."""
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])

@@ -115,10 +115,11 @@ def _by(guessed: bool) -> str:
 def _kernels(found: Rooflines) -> Iterator[str]:
     rows, kinds = found.rows, kinds_of(found.rows)
     disturbed = sum(r.disturbed for r in rows)
-    measured = any(r.measured for r in rows)
-    what = "measured time of each kernel; the upright line is what was predicted" if measured else ""
+    what = "predicted time of each kernel"
+    if any(r.measured for r in rows):
+        what = "measured time of each kernel; the upright line is what was predicted"
     cut = f" The {MOST} longest of {len(rows)}." if len(rows) > MOST else ""
-    yield f'<p class="soft">The {what or "predicted time of each kernel"}.{cut}</p>'
+    yield f'<p class="soft">The {what}.{cut}</p>'
     if disturbed:
         yield (
             f'<p class="warn">{disturbed} of {len(rows)} kernels are disturbed (?, dashed): other programs had the '

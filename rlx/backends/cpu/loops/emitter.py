@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from functools import reduce
 from hashlib import sha256
 
 import numpy as np
 
+from rlx.backends.codegen.scalars import f32_bits
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, constant, element, size_of, suffix, vec, width
 from rlx.backends.cpu.loops import reductions
@@ -149,7 +149,7 @@ class Emitter(Printer[Value, Scope]):
 
     def float_word(self, value: float) -> str:
         """The value of a word that has the bits of this f32: code does not know the number."""
-        return self.float_of(int(struct.unpack("<I", struct.pack("<f", value))[0]), "float")
+        return self.float_of(f32_bits(value), "float")
 
     def float_of(self, word: Argument, ty: str) -> str:
         return self.f.in_entry(lambda: self.f.load(ty, self.f.gep("%words", self.table.slot(word), "i64"), align=8))
